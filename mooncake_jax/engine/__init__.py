@@ -1,0 +1,28 @@
+"""Prefill and decode instances: chunking, layer groups, batching, sampling."""
+
+from mooncake_jax.engine.completion import Completion, Detokenizer, FinishReason, TokenOutput
+from mooncake_jax.engine.config import EngineConfig
+from mooncake_jax.engine.decode import DecodeInstance, DecodeJob, DecodeState, Ended, Lost
+from mooncake_jax.engine.prefill import FirstToken, PrefillInstance, PrefillJob, PrefillState, Shipped
+from mooncake_jax.engine.stage import stage_meshes
+from mooncake_jax.engine.store import PoolWriter
+
+__all__ = [
+    "Completion",
+    "DecodeInstance",
+    "DecodeJob",
+    "DecodeState",
+    "Detokenizer",
+    "Ended",
+    "EngineConfig",
+    "FinishReason",
+    "FirstToken",
+    "Lost",
+    "PoolWriter",
+    "PrefillInstance",
+    "PrefillJob",
+    "PrefillState",
+    "Shipped",
+    "TokenOutput",
+    "stage_meshes",
+]

@@ -1,0 +1,90 @@
+"""Freshly computed KV on its way into the host pool of its node, layer group by layer group."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jax import Array
+
+from mooncake_jax.transfer import HostPool
+
+
+@dataclass(frozen=True)
+class _Unit:
+    owner: str
+    keys: tuple[int, ...]
+    layers: range
+    tokens: range
+    kv: Array | np.ndarray
+
+
+class PoolWriter:
+    """Opens a slot for every new block when its first tokens are on their way, and copies units in when they are there.
+
+    Only whole blocks of a prompt are kept. An open block is written by one request (`owner`), once.
+    """
+
+    def __init__(
+        self,
+        pool: HostPool,
+        on_stored: Callable[[int], None] = lambda key: None,
+        on_evicted: Callable[[int], None] = lambda key: None,
+    ):
+        """`on_stored` and `on_evicted` hear of every key that came to the pool or left it."""
+        self._pool, self._on_stored, self._on_evicted = pool, on_stored, on_evicted
+        self._units: deque[_Unit] = deque()
+        self._owners: dict[int, str] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._units and not self._owners
+
+    def _blocks(self, owner: str, keys: Sequence[int], tokens: range) -> list[tuple[int, range]]:
+        """(key, tokens) of every block of this owner that `tokens` touch, cut to them."""
+        size = self._pool.block_size
+        blocks = range(tokens.start // size, min(-(-tokens.stop // size), len(keys)))
+        return [
+            (keys[i], range(max(tokens.start, i * size), min(tokens.stop, (i + 1) * size)))
+            for i in blocks
+            if self._owners.get(keys[i]) == owner
+        ]
+
+    def open(self, owner: str, keys: Sequence[int], tokens: range) -> None:
+        """Reserves slots for blocks that begin within `tokens`, unless they are in the pool or no slot can be had."""
+        size = self._pool.block_size
+        for key in keys[-(-tokens.start // size) : -(-tokens.stop // size)]:
+            evicted = self._pool.open(key)
+            if evicted is not None:
+                self._owners[key] = owner
+                for gone in evicted:
+                    self._on_evicted(gone)
+
+    def add(self, owner: str, keys: tuple[int, ...], layers: range, tokens: range, kv: Array | np.ndarray) -> None:
+        """Takes a wire unit; copies it when it has been computed. Blocks of other owners in it are passed over."""
+        if self._blocks(owner, keys, tokens):
+            if isinstance(kv, Array):
+                kv.copy_to_host_async()
+            self._units.append(_Unit(owner, keys, layers, tokens, kv))
+
+    def wants(self, owner: str, keys: Sequence[int], tokens: range) -> bool:
+        return bool(self._blocks(owner, keys, tokens))
+
+    def abandon(self, owner: str, keys: Sequence[int]) -> None:
+        """Gives up the open ones of these blocks: the rest of their tokens will not come."""
+        for key in keys:
+            if self._owners.get(key) == owner:
+                del self._owners[key]
+                self._pool.abandon(key)
+
+    def poll(self) -> None:
+        """Writes what has been computed; never waits."""
+        while self._units and (isinstance(self._units[0].kv, np.ndarray) or self._units[0].kv.is_ready()):
+            unit = self._units.popleft()
+            kv = np.asarray(unit.kv)
+            for key, tokens in self._blocks(unit.owner, unit.keys, unit.tokens):
+                at = tokens.start - unit.tokens.start
+                part = kv[:, at : at + len(tokens)]
+                if self._pool.write(key, unit.layers, tokens.start % self._pool.block_size, part):
+                    del self._owners[key]
+                    self._on_stored(key)
