@@ -1,11 +1,13 @@
 """Prefill and decode instances: chunking, layer groups, batching, sampling."""
 
+from mooncake_jax.engine import programs
 from mooncake_jax.engine.completion import Completion, Detokenizer, FinishReason, TokenOutput
 from mooncake_jax.engine.config import EngineConfig
-from mooncake_jax.engine.decode import DecodeInstance, DecodeJob, DecodeState, Ended, Lost
+from mooncake_jax.engine.decode import DecodeInstance, DecodeJob, DecodeState, Ended, Joined, Lost
 from mooncake_jax.engine.prefill import FirstToken, PrefillInstance, PrefillJob, PrefillState, Shipped
 from mooncake_jax.engine.stage import stage_meshes
 from mooncake_jax.engine.store import PoolWriter
+from mooncake_jax.engine.warmup import warm_decode, warm_link, warm_prefill
 
 __all__ = [
     "Completion",
@@ -17,6 +19,7 @@ __all__ = [
     "EngineConfig",
     "FinishReason",
     "FirstToken",
+    "Joined",
     "Lost",
     "PoolWriter",
     "PrefillInstance",
@@ -24,5 +27,9 @@ __all__ = [
     "PrefillState",
     "Shipped",
     "TokenOutput",
+    "programs",
     "stage_meshes",
+    "warm_decode",
+    "warm_link",
+    "warm_prefill",
 ]

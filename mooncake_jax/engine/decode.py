@@ -49,6 +49,7 @@ class DecodeJob:
     state: DecodeState = DecodeState.WAITING
     token: int | None = None
     """The first token, once prefill has sampled it."""
+    logprob: float = 0.0
     arrived_at: float | None = None
     """When the last piece of KV was here."""
     joined_at: float | None = None
@@ -66,6 +67,13 @@ class DecodeJob:
         if state not in _LEGAL.get(self.state, set()):
             raise RuntimeError(f"{self.request.id}: decode state {self.state} → {state} is not legal")
         self.state = state
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A request's KV is in its pages; its next token comes with the next step."""
+
+    job: DecodeJob
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ class DecodeInstance:
         self.waiting: list[DecodeJob] = []
         self.running: list[DecodeJob] = []
         self._steps: deque[_Step] = deque()
-        self._previous = self.stage.place(jnp.zeros((engine.max_batch,), jnp.int32))
+        self.previous = self.stage.place(jnp.zeros((engine.max_batch,), jnp.int32))
         self._last_end = 0.0
         self.busy_s = 0.0
 
@@ -126,9 +134,9 @@ class DecodeInstance:
     def receive(self, job: DecodeJob, delivery: Delivery) -> None:
         job._deliveries.append(delivery)
 
-    def start(self, job: DecodeJob, token: int) -> None:
-        """The first token, already given to the completion; the request joins when its KV is here."""
-        job.token, job.generated = token, 1
+    def start(self, job: DecodeJob, token: int, logprob: float) -> None:
+        """The first token, which goes to the completion elsewhere; the request joins when its KV is here."""
+        job.token, job.logprob, job.generated = token, logprob, 1
 
     def abort(self, job: DecodeJob, now: float) -> None:
         """Gives back every page and transfer of the job. Tokens under way are dropped."""
@@ -136,12 +144,12 @@ class DecodeInstance:
             job.move(DecodeState.ABORTED)
         self._leave(job, now)
 
-    def step(self, now: float) -> list[Ended | Lost]:
+    def step(self, now: float) -> list[Joined | Ended | Lost]:
         """Collects tokens and arrivals that are ready and dispatches the next steps; returns what happened."""
-        events: list[Ended | Lost] = []
+        events: list[Joined | Ended | Lost] = []
         self._harvest(now, events)
         self._poll_arrivals(now, events)
-        self._join(now)
+        self._join(now, events)
         while len(self._steps) < self.engine.lookahead and self._dispatch(now):
             pass
         return events
@@ -171,7 +179,7 @@ class DecodeInstance:
             else:
                 job._deliveries = still
 
-    def _join(self, now: float) -> None:
+    def _join(self, now: float, events: list) -> None:
         """First come, first served among requests whose KV and first token are here; each gets all the pages it may need."""
         for job in list(self.waiting):
             if job._missing or job.token is None:
@@ -190,6 +198,7 @@ class DecodeInstance:
             job.joined_at = now
             self.waiting.remove(job)
             self.running.append(job)
+            events.append(Joined(job))
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -207,9 +216,9 @@ class DecodeInstance:
             table[i, : len(job._pages)] = job._pages
         choice = sampling.pack_sampling([job.request.sampling for job in jobs], [int(n) for n in lengths[: len(jobs)]], rows)
         batch, choice = self.stage.place((programs.DecodeBatch(source, fresh, lengths, table), choice))
-        logits, group.pages = programs.decode_step(self.stage.model, self.params, group.pages, self._previous, batch)
+        logits, group.pages = programs.decode_step(self.stage.model, self.params, group.pages, self.previous, batch)
         hot = any(job.request.sampling.temperature > 0 for job in jobs)
-        sampled, self._previous = programs.choose(self.stage.model, logits, choice, sampled=hot, width=engine.max_batch)
+        sampled, self.previous = programs.choose(self.stage.model, logits, choice, sampled=hot, width=engine.max_batch)
         self._steps.append(_Step(jobs, sampled, int(lengths.sum()), now))
         for job in self.running:
             job._row = -1

@@ -93,8 +93,7 @@ class Shipped:
 class _Pass:
     rows: list[PrefillJob]
     last: list[bool]
-    tokens: int
-    cached: int
+    spans: list[tuple[int, int]]
     output: Array
     sampled: sampling.Sampled | None
     dispatched: float
@@ -113,11 +112,11 @@ class PrefillInstance:
         pool: HostPool,
         writer: PoolWriter,
         messenger: Messenger,
-        on_pass: Callable[[int, int, float, float], None] = lambda tokens, cached, start, end: None,
+        on_pass: Callable[[list[tuple[int, int]], float, float], None] = lambda rows, start, end: None,
     ):
         """`meshes` and `params` hold one entry a stage; `writer` fills `pool`.
 
-        `on_pass` hears (new tokens, context before them, start, end) of every pass.
+        `on_pass` hears of every pass: (first, end) prompt positions computed for each request, start and end in seconds.
         """
         self.id, self.config, self.engine = id, config, engine
         per_stage = config.layers // len(meshes)
@@ -163,9 +162,17 @@ class PrefillInstance:
         return not self.queue and not self._passes and self.writer.idle
 
     def backlog(self) -> list[tuple[int, int]]:
-        """(prompt tokens, tokens that need no more computing) of every request with work ahead, in queue order."""
-        waiting = [(job.request.input_tokens, job.computed) for job in self.queue]
-        running = [(p.cached + p.tokens, p.cached) for p in self._passes]
+        """(end, first) prompt positions of all work that is not done: passes under way, then the queue in order.
+
+        A request that waits counts with the prefix it would find cached now.
+        """
+        running = [(stop, start) for done in self._passes for start, stop in done.spans]
+        waiting = []
+        for job in self.queue:
+            cached = job.computed
+            if job.state is PrefillState.QUEUED:
+                cached = min(self._match(job)[0] * self.engine.block_size, job.request.input_tokens - 1)
+            waiting.append((job.request.input_tokens, cached))
         return running + waiting
 
     # --- one pass ---------------------------------------------------------------------------------------------------
@@ -176,7 +183,7 @@ class PrefillInstance:
             start = max(done.dispatched, self._last_end)
             self._last_end = now
             self.busy_s += now - start
-            self._on_pass(done.tokens, done.cached, start, now)
+            self._on_pass(done.spans, start, now)
             if done.sampled is None:
                 continue
             tokens, logprobs = np.asarray(done.sampled.token), np.asarray(done.sampled.logprob)
@@ -190,7 +197,7 @@ class PrefillInstance:
         if not rows:
             return False
         batch = self._batch(rows, takes)
-        first_rows = [(job.computed, job.computed + take) for job, take in zip(rows, takes, strict=True)]
+        spans = [(job.computed, job.computed + take) for job, take in zip(rows, takes, strict=True)]
         for stage in self.stages:
             placed = stage.place(batch)
             if stage.embedding is not None:
@@ -199,14 +206,13 @@ class PrefillInstance:
                 x = stage.place(x)
             for group in stage.groups:
                 x, group.pages = programs.prefill_group(stage.model, group.params, group.pages, x, placed)
-                for job, (start, stop) in zip(rows, first_rows, strict=True):
+                for job, (start, stop) in zip(rows, spans, strict=True):
                     self._send(job, stage, group, start, stop, events)
-        last = [stop == job.request.input_tokens for job, (_, stop) in zip(rows, first_rows, strict=True)]
+        last = [stop == job.request.input_tokens for job, (_, stop) in zip(rows, spans, strict=True)]
         sampled = self._sample(rows, last, x, batch.last_rows) if any(last) else None
-        cached = sum(start for start, _ in first_rows)
         marker = x if sampled is None else sampled.token
-        self._passes.append(_Pass(rows, last, sum(takes), cached, marker, sampled, now))
-        for job, (_, stop), ended in zip(rows, first_rows, last, strict=True):
+        self._passes.append(_Pass(rows, last, spans, marker, sampled, now))
+        for job, (_, stop), ended in zip(rows, spans, last, strict=True):
             self._advance(job, stop, ended)
         return True
 
@@ -238,17 +244,20 @@ class PrefillInstance:
 
     def _next_key(self, job: PrefillJob) -> int | None:
         """Key of the first block that a job would have to compute, None if it ends before one."""
-        keys = job.request.keys
-        cached = self.books.match(keys)
-        cached += self.pool.books.match(keys[cached:])
+        keys, (cached, _) = job.request.keys, self._match(job)
         return keys[cached] if cached < len(keys) else None
+
+    def _match(self, job: PrefillJob) -> tuple[int, int]:
+        """Leading blocks that are cached here, and how many of them are on the device."""
+        keys = job.request.keys
+        on_device = self.books.match(keys)
+        return on_device + self.pool.books.match(keys[on_device:]), on_device
 
     def _start(self, job: PrefillJob, now: float, events: list) -> bool:
         """Allocates pages and loads the reusable prefix: device first, then the host pool. False if pages are short."""
         request, size = job.request, self.engine.block_size
         keys = request.keys
-        on_device = self.books.match(keys)
-        on_host = self.pool.books.match(keys[on_device:])
+        cached, on_device = self._match(job)
         total = -(-request.input_tokens // self.engine.page_size)
         pages = self.books.acquire(keys[:on_device])
         try:
@@ -256,10 +265,10 @@ class PrefillInstance:
         except OutOfPages:
             self.books.release(pages)
             return False
-        job._pages, job._cached_blocks = pages, on_device + on_host
+        job._pages, job._cached_blocks = pages, cached
         job.move(PrefillState.RUNNING)
         job.started = now
-        self._load(keys[on_device : on_device + on_host], pages[on_device * self.engine.pages_per_block :])
+        self._load(keys[on_device:cached], pages[on_device * self.engine.pages_per_block :])
         self.books.publish(keys[: job._cached_blocks], pages[: job._cached_blocks * self.engine.pages_per_block])
         present = [key for key in keys[: job._cached_blocks] if key in self.pool.books]
         self.pool.books.touch(present)
@@ -327,7 +336,7 @@ class PrefillInstance:
             self._release(job)
 
     def _release(self, job: PrefillJob) -> None:
-        self.books.release(job._pages)
+        self.books.release(job._pages[::-1])  # the end of a prompt leaves the cache before its beginning
         job._pages = []
 
     # --- KV leaving -------------------------------------------------------------------------------------------------

@@ -62,10 +62,12 @@ class PoolWriter:
 
     def add(self, owner: str, keys: tuple[int, ...], layers: range, tokens: range, kv: Array | np.ndarray) -> None:
         """Takes a wire unit; copies it when it has been computed. Blocks of other owners in it are passed over."""
-        if self._blocks(owner, keys, tokens):
-            if isinstance(kv, Array):
-                kv.copy_to_host_async()
-            self._units.append(_Unit(owner, keys, layers, tokens, kv))
+        unit = _Unit(owner, keys, layers, tokens, kv)
+        if isinstance(kv, np.ndarray):
+            self._write(unit)
+        elif self._blocks(owner, keys, tokens):
+            kv.copy_to_host_async()
+            self._units.append(unit)
 
     def wants(self, owner: str, keys: Sequence[int], tokens: range) -> bool:
         return bool(self._blocks(owner, keys, tokens))
@@ -79,12 +81,14 @@ class PoolWriter:
 
     def poll(self) -> None:
         """Writes what has been computed; never waits."""
-        while self._units and (isinstance(self._units[0].kv, np.ndarray) or self._units[0].kv.is_ready()):
-            unit = self._units.popleft()
-            kv = np.asarray(unit.kv)
-            for key, tokens in self._blocks(unit.owner, unit.keys, unit.tokens):
-                at = tokens.start - unit.tokens.start
-                part = kv[:, at : at + len(tokens)]
-                if self._pool.write(key, unit.layers, tokens.start % self._pool.block_size, part):
-                    del self._owners[key]
-                    self._on_stored(key)
+        while self._units and self._units[0].kv.is_ready():
+            self._write(self._units.popleft())
+
+    def _write(self, unit: _Unit) -> None:
+        kv = np.asarray(unit.kv)
+        for key, tokens in self._blocks(unit.owner, unit.keys, unit.tokens):
+            at = tokens.start - unit.tokens.start
+            part = kv[:, at : at + len(tokens)]
+            if self._pool.write(key, unit.layers, tokens.start % self._pool.block_size, part):
+                del self._owners[key]
+                self._on_stored(key)

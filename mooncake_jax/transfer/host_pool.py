@@ -21,6 +21,11 @@ class HostPool:
     def block_bytes(self) -> int:
         return self._bytes[0].nbytes if len(self._bytes) else 0
 
+    @property
+    def open_blocks(self) -> int:
+        """Blocks that are being written."""
+        return len(self._missing)
+
     def open(self, key: int) -> list[int] | None:
         """Reserves a slot for a block about to be written. None if it is there already or nothing can be evicted.
 
@@ -45,9 +50,6 @@ class HostPool:
         del self._missing[key]
         self.books.commit(key)
         return True
-
-    def is_open(self, key: int) -> bool:
-        return key in self._missing
 
     def abandon(self, key: int) -> None:
         """Gives an open block up."""

@@ -1,0 +1,104 @@
+"""The prefix index: which instances hold which blocks, asked once for every request.
+
+One entry per distinct key, whose value is a bit mask of instances in a Python integer. A lookup ANDs the masks along the
+prefix; an instance that drops out has matched that many blocks. At 1,000 instances and 10^6 distinct keys the masks take some
+200 MB, and a lookup costs about 0.1 µs a block plus some microseconds for each place at which instances drop out.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from mooncake_jax.errors import UserError
+
+
+class PrefixIndex:
+    """Block keys held by instances 0..instances-1. Raises UserError for a negative number of instances."""
+
+    def __init__(self, instances: int):
+        if instances < 0:
+            raise UserError(f"the prefix index is for {instances} instances; it needs 0 or more")
+        self._instances = instances
+        self._masks: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Distinct keys held anywhere."""
+        return len(self._masks)
+
+    @property
+    def instances(self) -> int:
+        return self._instances
+
+    def add(self, instance: int, keys: Iterable[int]) -> None:
+        """`instance` now holds `keys`. Adding twice is adding once. Raises ValueError for an unknown instance."""
+        bit = self._bit(instance)
+        masks = self._masks
+        for key in keys:
+            masks[key] = masks.get(key, 0) | bit
+
+    def remove(self, instance: int, keys: Iterable[int]) -> None:
+        """`instance` no longer holds `keys`; others are passed over. Raises ValueError for an unknown instance."""
+        bit = self._bit(instance)
+        for key in keys:
+            mask = self._masks.get(key, 0)
+            if mask & bit:
+                self._store(key, mask ^ bit)
+
+    def clear(self, instance: int) -> None:
+        """`instance` holds nothing any more (it died, or will be announced afresh). Visits every key."""
+        self.remove(instance, list(self._masks))
+
+    def resize(self, instances: int) -> None:
+        """Make room for more instances, or drop those from index `instances` on with all they hold. Growing is free."""
+        if instances < 0:
+            raise UserError(f"the prefix index is for {instances} instances; it needs 0 or more")
+        if instances < self._instances:
+            kept = (1 << instances) - 1
+            for key, mask in list(self._masks.items()):
+                self._store(key, mask & kept)
+        self._instances = instances
+
+    def keys(self, instance: int) -> list[int]:
+        """All keys held by `instance`, in no particular order. Visits every key."""
+        bit = self._bit(instance)
+        return [key for key, mask in self._masks.items() if mask & bit]
+
+    def match(self, keys: Sequence[int]) -> Int64[np.ndarray, "instances"]:
+        """How many leading blocks of `keys` each instance holds."""
+        lengths = np.zeros(self._instances, np.int64)
+        get = self._masks.get
+        alive = get(keys[0], 0) if keys else 0
+        length = 0
+        for key in keys:
+            still = alive & get(key, 0)
+            if still != alive:
+                self._assign(lengths, alive ^ still, length)
+                alive = still
+            if not alive:
+                return lengths
+            length += 1
+        self._assign(lengths, alive, length)
+        return lengths
+
+    def _assign(self, lengths: np.ndarray, mask: int, length: int) -> None:
+        """lengths[i] = length for every bit i of mask; bit by bit while that is cheaper than unpacking them all."""
+        if mask.bit_count() > 8:
+            packed = np.frombuffer(mask.to_bytes((self._instances + 7) // 8, "little"), np.uint8)
+            lengths[np.unpackbits(packed, count=self._instances, bitorder="little").view(bool)] = length
+            return
+        while mask:
+            lowest = mask & -mask
+            lengths[lowest.bit_length() - 1] = length
+            mask ^= lowest
+
+    def _store(self, key: int, mask: int) -> None:
+        if mask:
+            self._masks[key] = mask
+        else:
+            del self._masks[key]
+
+    def _bit(self, instance: int) -> int:
+        if not 0 <= instance < self._instances:
+            raise ValueError(f"instance {instance} is unknown; the index has 0..{self._instances - 1}; resize it first")
+        return 1 << instance

@@ -1,0 +1,126 @@
+"""Puts a cluster together: devices into meshes, weights onto them, pools, Messenger, Conductor."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+
+from mooncake_jax.engine import DecodeInstance, Detokenizer, PoolWriter, PrefillInstance, programs, stage_meshes
+from mooncake_jax.errors import UserError
+from mooncake_jax.models import ModelConfig, check_mesh, param_targets
+from mooncake_jax.runtime.cluster import Cluster, Instances
+from mooncake_jax.runtime.config import ClusterConfig
+from mooncake_jax.runtime.promises import PrefixBooks
+from mooncake_jax.sched import Conductor, Decision, Measured
+from mooncake_jax.transfer import Endpoint, HostPool, Messenger
+from mooncake_jax.types import InstanceId, Role, Span
+
+LoadParams = Callable[[dict[str, jax.ShapeDtypeStruct]], dict[str, Array]]
+"""Reads parameters straight into the shardings asked for, e.g. `partial(load_params, checkpoint)`."""
+
+
+def cluster_meshes(cluster: ClusterConfig, model: ModelConfig, devices: list[jax.Device]) -> dict[InstanceId, list[Mesh]]:
+    """Disjoint meshes, in order: prefill instances first. Raises UserError if there are too few devices or heads do not cut."""
+    for group in (cluster.prefill, cluster.decode):
+        check_mesh(model, group.mesh.tensor, group.mesh.stage)
+    if cluster.devices > len(devices):
+        raise UserError(
+            f"the cluster asks for {cluster.devices} devices ({cluster.prefill.count} prefill × "
+            f"{cluster.prefill.mesh.tensor * cluster.prefill.mesh.stage} + {cluster.decode.count} decode × "
+            f"{cluster.decode.mesh.tensor}), but only {len(devices)} exist; on CPU raise runtime.cpu_devices"
+        )
+    meshes, at = {}, 0
+    for role, group in ((Role.PREFILL, cluster.prefill), (Role.DECODE, cluster.decode)):
+        for index in range(group.count):
+            mine = devices[at : at + group.mesh.devices]
+            meshes[InstanceId(role, index)] = stage_meshes(mine, group.mesh.tensor, group.mesh.stage)
+            at += group.mesh.devices
+    return meshes
+
+
+def build_cluster(
+    cluster: ClusterConfig,
+    model: ModelConfig,
+    load: LoadParams,
+    conductor: Conductor,
+    messenger: Messenger,
+    clock: Callable[[], float],
+    *,
+    devices: list[jax.Device] | None = None,
+    eos_ids: frozenset[int] = frozenset(),
+    detokenizer: Callable[[], Detokenizer] | None = None,
+    on_decision: Callable[[Decision], None] = lambda decision: None,
+    busy: list[Span] | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Cluster:
+    """A cluster ready for `warm_up`. Weights are read once for every mesh. Raises UserError as `cluster_meshes` and `load` do.
+
+    `busy` receives the intervals in which instances worked.
+    """
+    engine, dtype = cluster.engine, np.dtype(cluster.engine.dtype)
+    meshes = cluster_meshes(cluster, model, devices or jax.devices())
+    busy = [] if busy is None else busy
+    weights: dict[InstanceId, list[dict[str, Array]]] = {}
+    for id, stages in meshes.items():
+        progress(f"loading {model.name} onto {id}")
+        per_stage = model.layers // len(stages)
+        weights[id] = [
+            load(param_targets(model, mesh, dtype, layers=range(i * per_stage, (i + 1) * per_stage)))
+            for i, mesh in enumerate(stages)
+        ]
+
+    estimator = conductor.estimator
+    books: PrefixBooks
+
+    def make_prefill(id: InstanceId) -> PrefillInstance:
+        pool = HostPool(cluster.host_pool.blocks, model.layers, engine.block_size, 2 * model.kv_heads, model.head_dim, dtype)
+        writer = PoolWriter(pool, lambda key: books.stored(id.index, key), lambda key: books.evicted(id.index, key))
+
+        def on_pass(rows: list[tuple[int, int]], start: float, end: float) -> None:
+            new = sum(stop - first for first, stop in rows)
+            busy.append(Span(f"prefill {new} tokens of {len(rows)}", start, end, str(id)))
+            if isinstance(estimator, Measured):
+                # the context that a mean new token of the pass saw, as one request would have had it
+                context = round(sum(first * (stop - first) for first, stop in rows) / new)
+                estimator.observe_prefill(context + new, context, end - start)
+
+        messenger.register(id, Endpoint(model.layers, 2 * model.kv_heads, model.head_dim, dtype))
+        return PrefillInstance(id, model, meshes[id], weights[id], engine, pool, writer, messenger, on_pass)
+
+    def make_decode(id: InstanceId) -> DecodeInstance:
+        def on_step(batch: int, context: int, start: float, end: float) -> None:
+            busy.append(Span(f"decode {batch}", start, end, str(id)))
+            if isinstance(estimator, Measured):
+                estimator.observe_decode(batch, context, end - start)
+
+        mesh = meshes[id][0]
+        arrivals = NamedSharding(mesh, programs.WIRE, memory_kind=host_memory_kind(mesh))
+        messenger.register(id, Endpoint(model.layers, 2 * model.kv_heads, model.head_dim, dtype, arrivals))
+        return DecodeInstance(id, model, mesh, weights[id][0], engine, on_step)
+
+    def make(id: InstanceId) -> PrefillInstance | DecodeInstance:
+        return make_prefill(id) if id.role is Role.PREFILL else make_decode(id)
+
+    prefill = {id.index: make_prefill(id) for id in meshes if id.role is Role.PREFILL}
+    books = PrefixBooks([prefill[index].pool.books for index in sorted(prefill)])
+    decode = {id.index: make_decode(id) for id in meshes if id.role is Role.DECODE}
+    return Cluster(
+        cluster,
+        Instances(prefill, decode),
+        conductor,
+        messenger,
+        books,
+        clock,
+        make=make,
+        eos_ids=eos_ids,
+        detokenizer=detokenizer,
+        on_decision=on_decision,
+    )
+
+
+def host_memory_kind(mesh: Mesh) -> str | None:
+    """Memory kind of the DRAM that KV waits in at a decode instance; None where the platform has no such memory."""
+    kinds = {memory.kind for memory in mesh.devices.flat[0].addressable_memories()}
+    return "pinned_host" if "pinned_host" in kinds else None

@@ -1,0 +1,53 @@
+"""Makes a cluster ready: compiles everything, fits the estimator to what was measured on the way."""
+
+from collections.abc import Callable
+
+from mooncake_jax.engine import warm_decode, warm_link, warm_prefill
+from mooncake_jax.runtime.cluster import Cluster
+from mooncake_jax.sched import DecodeSample, Measured, PrefillSample
+from mooncake_jax.transfer import KVBlocks
+from mooncake_jax.types import InstanceId, Role
+
+
+def warm_up(cluster: Cluster, *, sampled: bool = True, progress: Callable[[str, int, int], None] = lambda what, i, n: None) -> None:
+    """Compiles every shape of every instance and of every pair. `sampled` False leaves out the programs for temperature > 0.
+
+    `progress` hears (what, step, steps). A `Measured` estimator is fitted: to the first instance of each role, since all
+    instances of a role are alike.
+    """
+    prefill, decode = list(cluster.instances.prefill.values()), list(cluster.instances.decode.values())
+    steps = len(prefill) + len(decode) + len(prefill) * len(decode)
+    estimator, done = cluster.conductor.estimator, 0
+
+    def next_step(what: str) -> None:
+        nonlocal done
+        done += 1
+        progress(what, done, steps)
+
+    for instance in prefill:
+        next_step(f"compiling {instance.id}")
+        samples = [PrefillSample(*sample) for sample in warm_prefill(instance, sampled)]
+        if isinstance(estimator, Measured) and instance is prefill[0]:
+            estimator.fit_prefill(samples)
+    for instance in decode:
+        next_step(f"compiling {instance.id}")
+        samples = [DecodeSample(*sample) for sample in warm_decode(instance, sampled)]
+        if isinstance(estimator, Measured) and instance is decode[0]:
+            estimator.fit_decode(samples)
+    for source in prefill:
+        for target in decode:
+            next_step(f"compiling {source.id} → {target.id}")
+            warm_link(source, lambda kv, a=source.id, b=target.id: _move(cluster, a, b, kv), target)
+
+
+def _move(cluster: Cluster, source: InstanceId, target: InstanceId, kv):
+    """Sends a unit through the cluster's Messenger and waits for it."""
+    assert target.role is Role.DECODE
+    blocks = KVBlocks("warm-up", source, range(kv.shape[0]), range(kv.shape[1]), kv)
+    for _ in range(100):
+        transfer = cluster.messenger.send(blocks, target, deadline=float("inf"))
+        while not transfer.poll(cluster.clock()).terminal:
+            pass
+        if transfer.state == "done":
+            return transfer.take().kv
+    raise RuntimeError(f"no unit got from {source} to {target} in 100 tries: {transfer.reason}")

@@ -1,0 +1,125 @@
+"""Which prefill instance computes a request, and which prefix it reuses: the strategies compared in FAST §4.2, arXiv §6.2.
+
+Every strategy reuses what the chosen instance itself holds; only `KVCacheCentric` fetches. With h leading blocks present
+p = min(h * block_size, n - 1) tokens need no computing: the last token always runs, as its output is the first token.
+"""
+
+import random
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from mooncake_jax.errors import UserError
+from mooncake_jax.sched.estimator import Estimator
+from mooncake_jax.sched.view import ClusterView
+from mooncake_jax.types import Fetch, Request
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The prefill half of a placement: instance, leading blocks it holds, blocks to fetch, predicted TTFT in seconds."""
+
+    prefill: int
+    reuse: int
+    fetch: Fetch | None
+    ttft: float
+
+
+@runtime_checkable
+class PairingPolicy(Protocol):
+    def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
+        """Choose among `view.prefill`, which is not empty. Changes no books; whoever commits the placement does."""
+        ...
+
+
+class Random:
+    """Any live instance, uniformly. The same seed and sequence of calls give the same choices on every platform."""
+
+    def __init__(self, seed: int = 0):
+        self._random = random.Random(seed)
+
+    def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
+        # random() is the one method whose sequence Python promises to keep between versions.
+        return _without_fetch(int(self._random.random() * len(view.prefill)), request, view, estimator)
+
+
+class RoundRobin:
+    """The live instances in turn, by index."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
+        position = bisect_left(view.prefill, self._next) % len(view.prefill)
+        self._next = view.prefill[position] + 1
+        return _without_fetch(position, request, view, estimator)
+
+
+class LoadBalance:
+    """The instance with the least committed work ahead; caches play no part in the choice."""
+
+    def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
+        return _without_fetch(int(view.queue_s.argmin()), request, view, estimator)
+
+
+class CacheAware:
+    """The smallest queue + prefill with the instance's own prefix (local cache-aware, arXiv §6.1)."""
+
+    def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
+        own = view.prefix_blocks(request.keys)
+        ttft = view.queue_s + estimator.prefill_s(request.input_tokens, _usable_tokens(own, request, view))
+        chosen = int(ttft.argmin())
+        return Pairing(view.prefill[chosen], int(own[chosen]), None, float(ttft[chosen]))
+
+
+class KVCacheCentric:
+    """Algorithm 1 (FAST p. 8, arXiv p. 10): cache-aware over the whole cluster, with replication of hot prefixes.
+
+    An instance that holds `own` of the `best` blocks held anywhere fetches the rest iff best > 0 and
+    (own = 0 or best / own > balancing_threshold); only the threshold decides, transfer time is not weighed against recompute,
+    as the authors have clarified. The source is the lowest-indexed instance with the longest match; the smallest
+    estimated TTFT wins, ties to the lowest index.
+
+    Raises UserError for a threshold below 1. The paper does not publish its value.
+    """
+
+    def __init__(self, balancing_threshold: float | int = 1.5):
+        if not balancing_threshold >= 1:
+            raise UserError(f"pairing.balancing_threshold is {balancing_threshold}; it must be 1 or more")
+        self.balancing_threshold = balancing_threshold
+
+    def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
+        own = view.prefix_blocks(request.keys)
+        source = int(own.argmax())
+        best = int(own[source])
+        fetches = own < self._enough(best)
+        usable = _usable_tokens(own, request, view)
+        cached = np.where(fetches, min(best * view.block_size, request.input_tokens - 1), usable)
+        nbytes = (cached - usable) * view.kv_bytes_per_token
+        transfer = fetches * estimator.transfer_s(nbytes, view.prefill[source], view.prefill_array)
+        ttft = transfer + view.queue_s + estimator.prefill_s(request.input_tokens, cached)
+        chosen = int(ttft.argmin())
+        fetch = Fetch(view.prefill[source], best) if fetches[chosen] else None
+        return Pairing(view.prefill[chosen], int(own[chosen]), fetch, float(ttft[chosen]))
+
+    def _enough(self, best: int) -> int:
+        """The fewest blocks with which an instance does not fetch: one comparison then serves all instances."""
+        if best == 0:
+            return 0
+        enough = max(1, int(best / self.balancing_threshold))
+        while best / enough > self.balancing_threshold:
+            enough += 1
+        return enough
+
+
+def _usable_tokens(blocks: np.ndarray, request: Request, view: ClusterView) -> np.ndarray:
+    return np.minimum(blocks * view.block_size, request.input_tokens - 1)
+
+
+def _without_fetch(position: int, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
+    own = int(view.prefix_blocks(request.keys)[position])
+    cached = min(own * view.block_size, request.input_tokens - 1)
+    ttft = view.queue_s[position] + estimator.prefill_s(request.input_tokens, cached)
+    return Pairing(view.prefill[position], own, None, float(ttft))
