@@ -42,7 +42,16 @@ def load(targets: dict) -> dict:
 
 
 def cluster(
-    *, prefill=(1, 1, 1), decode=(1, 1), engine: dict | None = None, blocks=64, pairing=None, messenger=None, **kwargs
+    *,
+    prefill=(1, 1, 1),
+    decode=(1, 1),
+    engine: dict | None = None,
+    blocks=64,
+    pairing=None,
+    choice=None,
+    messenger=None,
+    meshes=None,
+    **kwargs,
 ) -> Cluster:
     """`prefill` is (count, tensor, stages), `decode` (count, tensor); the rest goes to ClusterConfig."""
     config = ClusterConfig(
@@ -52,18 +61,15 @@ def cluster(
         engine=replace(ENGINE, **(engine or {})),
         **({"timeout": 60.0} | kwargs),
     )
-    conductor = Conductor(pairing or KVCacheCentric(), LeastTokens(), AcceptAll(), Measured(), SLO())
+    conductor = Conductor(pairing or KVCacheCentric(), choice or LeastTokens(), AcceptAll(), Measured(), SLO())
     start = time.perf_counter()
-    return build_cluster(
-        config, MODEL, load, conductor, messenger or DeviceMessenger(), lambda: time.perf_counter() - start
-    )
+    messenger = messenger or DeviceMessenger()
+    return build_cluster(config, MODEL, load, conductor, messenger, lambda: time.perf_counter() - start, meshes=meshes)
 
 
 def request(id: str, tokens, output: int = 8, *, arrival: float = 0.0, deadline=None, **sampling) -> Request:
     tokens = np.asarray(tokens, np.int32)
-    return Request(
-        id, arrival, len(tokens), output, tokens=tokens, deadline=deadline, sampling=SamplingParams(**sampling)
-    )
+    return Request(id, arrival, len(tokens), output, tokens=tokens, deadline=deadline, sampling=SamplingParams(**sampling))
 
 
 def prompt(n: int, seed: int = 0) -> np.ndarray:
@@ -95,15 +101,29 @@ def _logits():
     return jax.jit(lambda tokens: forward(MODEL, params(), tokens))
 
 
-def greedy(tokens, output: int) -> list[int]:
-    """The next `output` tokens by a dense forward over the whole sequence, each time anew."""
-    tokens = list(tokens)
-    start = len(tokens)
-    size = -(-(start + output) // 32) * 32
-    for _ in range(output):
-        padded = jnp.asarray(np.array(tokens + [0] * (size - len(tokens)), np.int32))
-        tokens.append(int(jnp.argmax(_logits()(padded)[len(tokens) - 1])))
-    return tokens[start:]
+def assert_greedy(tokens, output: list[int]) -> None:
+    """`output` is what greedy decoding with a dense forward over the whole sequence says after `tokens`.
+
+    One forward over both: by induction each token must be the likeliest after all before it.
+    """
+    whole = [*np.asarray(tokens).tolist(), *output]
+    padded = np.zeros((-(-len(whole) // 64) * 64,), np.int32)
+    padded[: len(whole)] = whole
+    best = np.argmax(np.asarray(_logits()(jnp.asarray(padded))), axis=-1)
+    assert best[len(tokens) - 1 : len(whole) - 1].tolist() == output
+
+
+_COMPILED: list[str] = []
+
+
+def compilations() -> int:
+    """Programs compiled by XLA in this process since the first call."""
+    if not _COMPILED:
+        _COMPILED.append("listening")
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda event, _, **kw: _COMPILED.append(event) if event == "/jax/core/compile/backend_compile_duration" else None
+        )
+    return len(_COMPILED) - 1
 
 
 def assert_empty(cluster: Cluster) -> None:

@@ -3,11 +3,12 @@
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mooncake_jax.types import Request
 
 
+@runtime_checkable
 class Detokenizer(Protocol):
     def step(self, token: int) -> str | None:
         """Text that became certain with this token, or None."""

@@ -100,9 +100,7 @@ def _decode_attend(model: Model, batch: DecodeBatch) -> Attend:
 
     def attend(q: Array, k: Array, v: Array, pages: Array) -> tuple[Array, Array]:
         specs = (HEADS, HEADS, HEADS, PAGES, PartitionSpec(), PartitionSpec())
-        return _per_shard(
-            model, shard, (q, k, v, pages, batch.lengths, batch.page_table), specs, (HEADS, PAGES)
-        )
+        return _per_shard(model, shard, (q, k, v, pages, batch.lengths, batch.page_table), specs, (HEADS, PAGES))
 
     return attend
 

@@ -62,6 +62,7 @@ def sample(logits: Float[Array, "rows vocab"], sampling: Sampling) -> Sampled:
     keep &= (before < sampling.top_p[:, None]) | (rank == 0)
     keys = jax.vmap(lambda s, p: jax.random.fold_in(jax.random.key(s), p))(sampling.seed, sampling.position)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, (vocab,)))(keys)
+    noise = jnp.take_along_axis(noise, ids, axis=-1)  # by token, not by rank: a rounding error of a logit changes no draw
     choice = jnp.argmax(jnp.where(keep, ordered + noise, -jnp.inf), axis=-1)
     drawn = jnp.take_along_axis(ids, choice[:, None], axis=-1)[:, 0]
     token = jnp.where(sampling.temperature > 0, drawn, jnp.argmax(logits, axis=-1))

@@ -33,7 +33,14 @@ class Stage:
     """Layers of one stage on one mesh with a tensor axis."""
 
     def __init__(
-        self, config: ModelConfig, mesh: Mesh, layers: range, params: programs.Params, engine: EngineConfig, pages: int, group: int
+        self,
+        config: ModelConfig,
+        mesh: Mesh,
+        layers: range,
+        params: programs.Params,
+        engine: EngineConfig,
+        pages: int,
+        group: int,
     ):
         self.model = programs.Model(config, mesh, engine.attention)
         self.layers, self.pages = layers, pages

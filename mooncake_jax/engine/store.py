@@ -10,13 +10,15 @@ from jax import Array
 from mooncake_jax.transfer import HostPool
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Unit:
     owner: str
-    keys: tuple[int, ...]
     layers: range
-    tokens: range
+    start: int
+    """Prompt position of its first token."""
     kv: Array | np.ndarray
+    parts: list[tuple[int, range]]
+    """(key, tokens) of the blocks it helps to fill."""
 
 
 class PoolWriter:
@@ -62,10 +64,10 @@ class PoolWriter:
 
     def add(self, owner: str, keys: tuple[int, ...], layers: range, tokens: range, kv: Array | np.ndarray) -> None:
         """Takes a wire unit; copies it when it has been computed. Blocks of other owners in it are passed over."""
-        unit = _Unit(owner, keys, layers, tokens, kv)
+        unit = _Unit(owner, layers, tokens.start, kv, self._blocks(owner, keys, tokens))
         if isinstance(kv, np.ndarray):
             self._write(unit)
-        elif self._blocks(owner, keys, tokens):
+        elif unit.parts:
             kv.copy_to_host_async()
             self._units.append(unit)
 
@@ -73,11 +75,17 @@ class PoolWriter:
         return bool(self._blocks(owner, keys, tokens))
 
     def abandon(self, owner: str, keys: Sequence[int]) -> None:
-        """Gives up the open ones of these blocks: the rest of their tokens will not come."""
-        for key in keys:
-            if self._owners.get(key) == owner:
-                del self._owners[key]
-                self._pool.abandon(key)
+        """Gives up the open ones of these blocks: the rest of their tokens will not come, and what is on its way is dropped."""
+        gone = {key for key in keys if self._owners.get(key) == owner}
+        if not gone:
+            return
+        for key in gone:
+            del self._owners[key]
+            self._pool.abandon(key)
+        for unit in self._units:
+            if unit.owner == owner:  # it may open the same blocks again, and each cell must be written once
+                unit.parts = [part for part in unit.parts if part[0] not in gone]
+        self._units = deque(unit for unit in self._units if unit.parts)
 
     def poll(self) -> None:
         """Writes what has been computed; never waits."""
@@ -86,8 +94,8 @@ class PoolWriter:
 
     def _write(self, unit: _Unit) -> None:
         kv = np.asarray(unit.kv)
-        for key, tokens in self._blocks(unit.owner, unit.keys, unit.tokens):
-            at = tokens.start - unit.tokens.start
+        for key, tokens in unit.parts:
+            at = tokens.start - unit.start
             part = kv[:, at : at + len(tokens)]
             if self._pool.write(key, unit.layers, tokens.start % self._pool.block_size, part):
                 del self._owners[key]

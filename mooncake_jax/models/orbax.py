@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from mooncake_jax.errors import UserError
 from mooncake_jax.models.config import ModelConfig
-from mooncake_jax.models.parameters import Checkpoint, Shape, check_target, parameter_shapes
+from mooncake_jax.models.parameters import Checkpoint, check_target, parameter_shapes
 from mooncake_jax.models.tokenizer import Tokenizer
 
 CONFIG_FILE = "model.json"
@@ -58,7 +58,7 @@ def restore(path: Path | str, target: Mapping[str, jax.ShapeDtypeStruct]) -> dic
     Raises UserError when a tensor is missing, has another shape, or the files are damaged.
     """
     folder = Path(path).absolute()
-    check_target(folder, _stored_shapes(folder), target)
+    check_target(folder, parameter_shapes(_read_config(folder)), target)
     wanted = dict(target)
     return _restore(folder, wanted, ocp.checkpoint_utils.construct_restore_args(wanted))
 
@@ -66,27 +66,24 @@ def restore(path: Path | str, target: Mapping[str, jax.ShapeDtypeStruct]) -> dic
 def open_orbax(path: Path | str) -> Checkpoint:
     """Opens a folder that `save` wrote. Raises UserError when it is incomplete or damaged."""
     folder = Path(path).absolute()
-    if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{folder} has no {CONFIG_FILE}: it is no finished checkpoint of this project.")
-    try:
-        config = ModelConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / CONFIG_FILE} cannot be understood ({error}); save the checkpoint again.") from error
-    stored = _stored_shapes(folder)
-    shapes = parameter_shapes(config)
-    check_target(folder, stored, {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()})
+    config = _read_config(folder)
 
     def read_tensor(name: str) -> np.ndarray:
         return _restore(folder, {name: 0}, {name: ocp.RestoreArgs(restore_type=np.ndarray)})[name]
 
-    return Checkpoint(folder, config, tuple(shapes), read_tensor, lambda target: restore(folder, target))
+    names = tuple(parameter_shapes(config))
+    return Checkpoint(folder, config, names, read_tensor, lambda target: restore(folder, target))
 
 
-def _stored_shapes(folder: Path) -> dict[str, Shape]:
+def _read_config(folder: Path) -> ModelConfig:
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"{folder} has no {CONFIG_FILE}: it is no finished checkpoint of this project.")
     if not (folder / _PARAMS / "_METADATA").is_file():
         raise UserError(f"{folder / _PARAMS} holds no Orbax checkpoint; save it again.")
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        return {name: tuple(leaf.shape) for name, leaf in checkpointer.metadata(folder / _PARAMS).item_metadata.items()}
+    try:
+        return ModelConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / CONFIG_FILE} cannot be understood ({error}); save the checkpoint again.") from error
 
 
 def _restore(folder: Path, item: dict, restore_args: dict) -> dict:

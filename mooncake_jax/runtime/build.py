@@ -48,7 +48,7 @@ def build_cluster(
     messenger: Messenger,
     clock: Callable[[], float],
     *,
-    devices: list[jax.Device] | None = None,
+    meshes: dict[InstanceId, list[Mesh]] | None = None,
     eos_ids: frozenset[int] = frozenset(),
     detokenizer: Callable[[], Detokenizer] | None = None,
     on_decision: Callable[[Decision], None] = lambda decision: None,
@@ -57,10 +57,11 @@ def build_cluster(
 ) -> Cluster:
     """A cluster ready for `warm_up`. Weights are read once for every mesh. Raises UserError as `cluster_meshes` and `load` do.
 
+    `meshes` (one a stage for each instance) may differ between instances of a role; default `cluster_meshes`.
     `busy` receives the intervals in which instances worked.
     """
     engine, dtype = cluster.engine, np.dtype(cluster.engine.dtype)
-    meshes = cluster_meshes(cluster, model, devices or jax.devices())
+    meshes = meshes or cluster_meshes(cluster, model, jax.devices())
     busy = [] if busy is None else busy
     weights: dict[InstanceId, list[dict[str, Array]]] = {}
     for id, stages in meshes.items():

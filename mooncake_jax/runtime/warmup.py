@@ -9,7 +9,9 @@ from mooncake_jax.transfer import KVBlocks
 from mooncake_jax.types import InstanceId, Role
 
 
-def warm_up(cluster: Cluster, *, sampled: bool = True, progress: Callable[[str, int, int], None] = lambda what, i, n: None) -> None:
+def warm_up(
+    cluster: Cluster, *, sampled: bool = True, progress: Callable[[str, int, int], None] = lambda what, i, n: None
+) -> None:
     """Compiles every shape of every instance and of every pair. `sampled` False leaves out the programs for temperature > 0.
 
     `progress` hears (what, step, steps). A `Measured` estimator is fitted: to the first instance of each role, since all

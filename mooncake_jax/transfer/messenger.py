@@ -7,7 +7,7 @@ dispatched; nobody waits. The receiver polls.
 
 import enum
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -36,10 +36,15 @@ class KVBlocks:
         per_token = self.kv.nbytes // self.kv.shape[1]
         return per_token * len(self.tokens)
 
+    @property
+    def computed(self) -> bool:
+        """Whether the bytes are there. Never waits."""
+        return isinstance(self.kv, np.ndarray) or self.kv.is_ready()
+
 
 class TransferState(enum.StrEnum):
     QUEUED = "queued"
-    """Accepted; the source bytes may not have been computed yet."""
+    """Accepted; the source bytes have not been computed, or nobody has polled since."""
     MOVING = "moving"
     DONE = "done"
     FAILED = "failed"
@@ -87,9 +92,7 @@ class Transfer:
         if not self.state.terminal:
             self._advance(now)
         if not self.state.terminal and now > self.deadline:
-            self._end(
-                TransferState.EXPIRED, now, f"KV of {self.request} from {self.source} did not reach {self.to} in time"
-            )
+            self._end(TransferState.EXPIRED, now, f"KV of {self.request} from {self.source} did not reach {self.to} in time")
         return self.state
 
     def take(self) -> KVBlocks:
@@ -142,15 +145,22 @@ class Endpoint:
 
     def check(self, blocks: KVBlocks, to: InstanceId) -> None:
         """Raises ValueError with both shapes if the unit cannot be KV of this instance's model."""
-        got = (*blocks.kv.shape[2:], np.dtype(blocks.kv.dtype).name)
-        want = (self.kv_rows, self.dim, self.dtype.name)
-        if got != want or blocks.layers.stop > self.layers or len(blocks.layers) != blocks.kv.shape[0]:
+        kv, layers = blocks.kv, blocks.layers
+        if (
+            kv.shape[:1] != (len(layers),)
+            or kv.shape[2:] != (self.kv_rows, self.dim)
+            or kv.shape[1] < len(blocks.tokens)
+            or kv.dtype != self.dtype
+            or not 0 <= layers.start <= layers.stop <= self.layers
+        ):
             raise ValueError(
-                f"KV of {blocks.request} from {blocks.source} is [{blocks.layers}, tokens, {got[0]}, {got[1]}] {got[2]}, "
-                f"but {to} holds [{self.layers} layers, tokens, {want[0]}, {want[1]}] {want[2]}"
+                f"KV of {blocks.request} from {blocks.source} is {list(kv.shape)} {kv.dtype} for layers "
+                f"{layers.start} to {layers.stop} and {len(blocks.tokens)} tokens, but {to} holds "
+                f"[{self.layers} layers, tokens, {self.kv_rows}, {self.dim}] {self.dtype}"
             )
 
 
+@runtime_checkable
 class Messenger(Protocol):
     """Moves wire units. Implementations share one contract test-suite."""
 

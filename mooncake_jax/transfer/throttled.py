@@ -1,8 +1,10 @@
 """A Messenger that emulates a network, and its faults, over another Messenger: bandwidth, latency, failures."""
 
+import itertools
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 
 from mooncake_jax.errors import UserError
@@ -30,21 +32,58 @@ class LinkConfig:
             )
 
 
+@dataclass(eq=False)
+class _Passage:
+    """A unit's turn on a link."""
+
+    seconds: float
+    end: float
+
+
+class _Link:
+    """The outgoing link of one instance: transfers pass one after another."""
+
+    def __init__(self, config: LinkConfig):
+        self._config = config
+        self._passages: deque[_Passage] = deque()
+
+    def enter(self, now: float, nbytes: int) -> _Passage:
+        """Queues `nbytes` behind what is on the link now."""
+        while self._passages and self._passages[0].end <= now:
+            self._passages.popleft()
+        seconds = nbytes / self._config.bandwidth
+        passage = _Passage(seconds, (self._passages[-1].end if self._passages else now) + seconds)
+        self._passages.append(passage)
+        return passage
+
+    def leave(self, passage: _Passage, now: float) -> None:
+        """What has not left of a unit that was given up never will: those behind it move up."""
+        if passage.end <= now or passage not in self._passages:
+            return
+        at = self._passages.index(passage)
+        free = max(now, self._passages[at - 1].end) if at else now
+        del self._passages[at]
+        for behind in itertools.islice(self._passages, at, None):
+            free += behind.seconds
+            behind.end = free
+
+
 class _ThrottledTransfer(Transfer):
-    def __init__(self, inner: Transfer, blocks: KVBlocks, link: "_Link", fails: bool):
+    def __init__(self, inner: Transfer, blocks: KVBlocks, link: _Link, latency: float, fails: bool, here: Callable[[], bool]):
         super().__init__(inner.id, blocks, inner.to, inner.deadline)
-        self._inner, self._link, self._fails = inner, link, fails
-        self._due: float | None = None
+        self._inner, self._link, self._latency, self._fails, self._here = inner, link, latency, fails, here
+        self._passage: _Passage | None = None
 
     def _advance(self, now: float) -> None:
-        kv = self._blocks.kv
-        if self.state is TransferState.QUEUED and (not isinstance(kv, jax.Array) or kv.is_ready()):
-            self._due = self._link.occupy(now, self.nbytes)
+        if self.state is TransferState.QUEUED and self._blocks.computed:
+            self._passage = self._link.enter(now, self.nbytes)
             self._move(TransferState.MOVING, now)
         state = self._inner.poll(now)
         if state in (TransferState.FAILED, TransferState.EXPIRED):
             self._end(state, now, self._inner.reason)
-        elif self._due is not None and now >= self._due:
+        elif not self._here():  # the bytes have landed, but on the emulated link they were still under way
+            self._end(TransferState.FAILED, now, f"{self.to} is gone")
+        elif self._passage is not None and now >= self._passage.end + self._latency:
             if self._fails:
                 self._end(TransferState.FAILED, now, f"injected failure on the link {self.source} → {self.to}")
             elif state is TransferState.DONE:
@@ -53,22 +92,8 @@ class _ThrottledTransfer(Transfer):
     def _end(self, state: TransferState, now: float, reason: str) -> None:
         super()._end(state, now, reason)
         self._inner.cancel(now)
-
-    def cancel(self, now: float) -> None:
-        super().cancel(now)
-        self._inner.cancel(now)
-
-
-class _Link:
-    """The outgoing link of one instance: transfers pass one after another."""
-
-    def __init__(self, config: LinkConfig):
-        self._config, self._free_at = config, 0.0
-
-    def occupy(self, now: float, nbytes: int) -> float:
-        """When `nbytes` that queue up now have arrived."""
-        self._free_at = max(now, self._free_at) + nbytes / self._config.bandwidth
-        return self._free_at + self._config.latency
+        if self._passage is not None:
+            self._link.leave(self._passage, now)
 
 
 class ThrottledMessenger:
@@ -76,16 +101,21 @@ class ThrottledMessenger:
 
     def __init__(self, inner: Messenger, link: LinkConfig):
         self._inner, self._config = inner, link
+        self._endpoints: dict[InstanceId, Endpoint] = {}
         self._links: dict[InstanceId, _Link] = {}
         self._random = np.random.default_rng(link.seed)
 
     def register(self, instance: InstanceId, endpoint: Endpoint) -> None:
+        self._endpoints[instance] = endpoint
         self._inner.register(instance, endpoint)
 
     def unregister(self, instance: InstanceId) -> None:
+        self._endpoints.pop(instance, None)
         self._inner.unregister(instance)
 
     def send(self, blocks: KVBlocks, to: InstanceId, *, deadline: float) -> Transfer:
+        inner = self._inner.send(blocks, to, deadline=deadline)
         link = self._links.setdefault(blocks.source, _Link(self._config))
         fails = bool(self._random.random() < self._config.failure_rate)
-        return _ThrottledTransfer(self._inner.send(blocks, to, deadline=deadline), blocks, link, fails)
+        endpoint = self._endpoints.get(to)
+        return _ThrottledTransfer(inner, blocks, link, self._config.latency, fails, lambda: self._endpoints.get(to) is endpoint)

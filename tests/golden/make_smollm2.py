@@ -12,6 +12,7 @@ model's own tokenizer.json has it, and the result is held to a plain byte-pair l
 """
 
 import inspect
+import itertools
 import json
 import sys
 import unicodedata
@@ -131,7 +132,7 @@ def plain_bpe(text: str, ranks: dict, vocabulary: dict) -> list[int]:
         for word in regex.findall(pattern, piece):
             parts = [letters[byte] for byte in word.encode()]
             while True:
-                pairs = [(ranks.get((a, b), float("inf")), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]
+                pairs = [(ranks.get((a, b), float("inf")), i) for i, (a, b) in enumerate(itertools.pairwise(parts))]
                 rank, i = min(pairs, default=(float("inf"), 0))
                 if rank == float("inf"):
                     break
