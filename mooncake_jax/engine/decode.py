@@ -113,7 +113,7 @@ class DecodeInstance:
     ):
         """`on_step` hears (batch, sum of context lengths, start, end) of every step."""
         self.id, self.config, self.engine = id, config, engine
-        self.stage = Stage(config, mesh, range(config.layers), params, engine, engine.decode_pages, 0)
+        self.stage = Stage(config, mesh, range(config.layers), params, engine, engine.decode_pages, whole=True)
         self.params = params
         self.books = PageAllocator(engine.decode_pages, engine.pages_per_block)
         self._on_step = on_step

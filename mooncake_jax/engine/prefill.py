@@ -121,9 +121,7 @@ class PrefillInstance:
         self.id, self.config, self.engine = id, config, engine
         per_stage = config.layers // len(meshes)
         self.stages = [
-            Stage(
-                config, mesh, range(i * per_stage, (i + 1) * per_stage), part, engine, engine.prefill_pages, engine.layer_group
-            )
+            Stage(config, mesh, range(i * per_stage, (i + 1) * per_stage), part, engine, engine.prefill_pages)
             for i, (mesh, part) in enumerate(zip(meshes, params, strict=True))
         ]
         self.books = PageAllocator(engine.prefill_pages, engine.pages_per_block)

@@ -40,15 +40,17 @@ class Stage:
         params: programs.Params,
         engine: EngineConfig,
         pages: int,
-        group: int,
+        *,
+        whole: bool = False,
     ):
+        """`whole` makes one group of all layers, whatever `engine.layer_group` says."""
         self.model = programs.Model(config, mesh, engine.attention)
         self.layers, self.pages = layers, pages
         self._page_size, self._chunk_pages = engine.page_size, engine.chunk_tokens // engine.page_size
         shape = (pages, engine.page_size, 2 * config.kv_heads, config.head_dim)
         sharding = NamedSharding(mesh, programs.PAGES)
         new_page = jax.jit(lambda: jnp.zeros(shape, engine.dtype), out_shardings=sharding)
-        size = group or len(layers)
+        size = len(layers) if whole else engine.layer_group or len(layers)
         self.groups = []
         for start in range(layers.start, layers.stop, size):
             part = range(start, min(start + size, layers.stop))

@@ -10,7 +10,10 @@ from mooncake_jax.types import InstanceId, Role
 
 
 def warm_up(
-    cluster: Cluster, *, sampled: bool = True, progress: Callable[[str, int, int], None] = lambda what, i, n: None
+    cluster: Cluster,
+    *,
+    sampled: bool = True,
+    progress: Callable[[str, int, int], None] = lambda what, step, steps: None,
 ) -> None:
     """Compiles every shape of every instance and of every pair. `sampled` False leaves out the programs for temperature > 0.
 

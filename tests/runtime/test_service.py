@@ -28,8 +28,8 @@ def test_a_second_identical_prompt_computes_at_most_one_block_and_an_extension_o
     assert cached == [0, 40, 40, 72]
     for record in records:
         assert record.input_tokens - sum(record.cached.values()) >= 1
-    for asked, tokens in zip([tokens, tokens, longer, longer], said, strict=True):
-        assert_greedy(asked, tokens)
+    for asked, one in zip([tokens, tokens, longer, longer], said, strict=True):
+        assert_greedy(asked, one)
 
 
 def test_500_mixed_requests_stay_exact_and_compile_nothing_after_warm_up():
@@ -58,14 +58,9 @@ def test_500_mixed_requests_stay_exact_and_compile_nothing_after_warm_up():
 
 def test_pages_blocks_pins_and_transfers_are_back_after_1000_requests_with_aborts_and_failures():
     link = LinkConfig(bandwidth=20e6, latency=0.002, failure_rate=0.08, seed=3)
-    live = cluster(
-        prefill=(2, 1, 1),
-        decode=(2, 1),
-        messenger=ThrottledMessenger(DeviceMessenger(), link),
-        blocks=24,
-        timeout=20.0,
-        tries=2,
-    )
+    messenger = ThrottledMessenger(DeviceMessenger(), link)
+    live = cluster(prefill=(2, 1, 1), decode=(2, 1), messenger=messenger, blocks=24, timeout=20.0, tries=2)
+    warm_up(live, sampled=False)
     rng = np.random.default_rng(11)
     bases = [prompt(40, seed=i) for i in range(4)]
 
