@@ -71,4 +71,4 @@ def sample(logits: Float[Array, "rows vocab"], sampling: Sampling) -> Sampled:
 
 def _with_logprob(logits: Array, token: Array) -> Sampled:
     chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
-    return Sampled(token, chosen - jax.nn.logsumexp(logits, axis=-1))
+    return Sampled(token, -jax.nn.logsumexp(logits - chosen[:, None], axis=-1))  # exact where the token is all but certain

@@ -347,6 +347,9 @@ class Cluster:
             self._accept_first(live, job.token, job.logprob, job.joined_at)
 
     def _retry(self, live: LiveRequest, now: float, reason: str) -> None:
+        if now > live.deadline:
+            self._end(live, Status.EXPIRED, now, self._where(live))
+            return
         self._give_back(live, now)
         self.transfer_failures += 1
         if live.tries >= self.config.tries:

@@ -1,0 +1,203 @@
+"""The settings of every script. Frozen dataclasses are the schema; the YAML files of `conf/` select and override.
+
+Code sees the dataclasses only. What a user may replace by a class of their own (policies, Messenger, tracker) is a
+`Component`: an import path under `_target_`, and its arguments.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException, InstantiationException
+from hydra.utils import instantiate
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from mooncake_jax.errors import UserError
+from mooncake_jax.runtime.config import ClusterConfig
+from mooncake_jax.types import SLO
+from mooncake_jax.workload import WorkloadConfig
+
+Component = dict[str, Any]
+"""`{"_target_": "package.module.Class", argument: value, ...}`; arguments may be components."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Which checkpoint."""
+
+    name: str | None = None
+    """A model that is downloaded at its first use: one of `models.fetch.MODELS`."""
+    path: str | None = None
+    """A checkpoint on disk, which goes before `name`: GGUF file, Hugging Face folder, or folder of `models.orbax.save`."""
+
+
+@dataclass(frozen=True)
+class ClusterSettings(ClusterConfig):
+    """`ClusterConfig` with the short name that live and simulated clusters share."""
+
+    block_size: int = 16
+    """Tokens a block; `engine.block_size` follows it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.engine.block_size != self.block_size:
+            raise UserError(
+                f"cluster.block_size={self.block_size} and cluster.engine.block_size={self.engine.block_size} differ; "
+                "set cluster.block_size alone"
+            )
+
+
+@dataclass(frozen=True)
+class ConductorSettings:
+    """The policies; see `mooncake_jax.sched`."""
+
+    pairing: Component = MISSING
+    decode_choice: Component = MISSING
+    admission: Component = MISSING
+    estimator: Component = MISSING
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    """The process and its devices."""
+
+    cpu_devices: int = 8
+    """Devices that the CPU is made to look like, where JAX runs on the CPU."""
+
+    def __post_init__(self) -> None:
+        if self.cpu_devices < 1:
+            raise UserError(f"runtime.cpu_devices={self.cpu_devices} must be at least 1")
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """What every script that runs a live cluster needs."""
+
+    model: ModelSource = field(default_factory=ModelSource)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    conductor: ConductorSettings = field(default_factory=ConductorSettings)
+    messenger: Component = MISSING
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
+    slo: SLO = field(default_factory=SLO)
+
+
+@dataclass(frozen=True)
+class ReplaySettings(LiveSettings):
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    tracker: Component = MISSING
+    ask: str | None = None
+    """A question that the cluster answers in words before the replay."""
+
+
+@dataclass(frozen=True)
+class GenerateSettings(LiveSettings):
+    prompts: list[str] = field(default_factory=list)
+    """Answered one after another, so that later ones find the prefixes of earlier ones cached."""
+    chat: bool = True
+    """Put each prompt into the model's chat template; false continues the plain text."""
+    max_tokens: int = 256
+    temperature: float = 0.0
+    """0 takes the likeliest token."""
+    top_k: int = 0
+    """Draw from the k likeliest tokens; 0 from all."""
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens whose probability reaches p."""
+    seed: int = 0
+    stop: list[str] = field(default_factory=list)
+    """Texts that end an answer; they are not part of it."""
+    logprobs: bool = False
+    """Print every token's log-probability after the answer."""
+
+    def __post_init__(self) -> None:
+        for name, right, needs in (
+            ("prompts", any(self.prompts) and all(self.prompts), 'given and not empty: prompt="What is ...?"'),
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("temperature", self.temperature >= 0, "at least 0"),
+            ("top_k", self.top_k >= 0, "at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("stop", all(self.stop), "a list of texts that are not empty"),
+        ):
+            if not right:
+                raise UserError(f"{name} must be {needs}, but is {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class FetchSettings:
+    model: ModelSource = field(default_factory=ModelSource)
+    trace: str | None = None
+    """A published trace: one of `models.fetch.TRACES`."""
+
+
+SCHEMAS = {"replay": ReplaySettings, "generate": GenerateSettings, "fetch": FetchSettings}
+"""Settings by script; a script's YAML file begins its defaults with `<script>_schema`."""
+
+
+def register() -> None:
+    """Makes the schemas known to Hydra."""
+    for name, schema in SCHEMAS.items():
+        node = OmegaConf.structured(schema)
+        for part in _nodes(node):
+            OmegaConf.set_readonly(part, None)  # frozen dataclasses make read-only nodes, which overrides cannot fill
+        if "cluster" in node:
+            node.cluster.engine.block_size = "${cluster.block_size}"
+        ConfigStore.instance().store(name=f"{name}_schema", node=node)
+
+
+def _nodes(node: DictConfig) -> Iterator[DictConfig]:
+    yield node
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
+            yield from _nodes(child)
+
+
+def read(config: DictConfig) -> Any:
+    """The dataclass that a composed config is an instance of. Raises UserError for values missing, mistyped or out of range."""
+    try:
+        return OmegaConf.to_object(config)
+    except MissingMandatoryValue as error:
+        raise UserError(f"{error.full_key} has no value; add {error.full_key}=... to the command line") from error
+    except OmegaConfBaseException as error:
+        raise UserError(one_sentence(error)) from error
+
+
+def make(component: Component, where: str, protocol: type | None = None) -> Any:
+    """The object that a component describes. `where` is its place in the settings, for messages.
+
+    Raises UserError when the path cannot be imported, the arguments do not fit, or the object lacks methods of `protocol`.
+    What else goes wrong in a constructor is raised as it is.
+    """
+    if "_target_" not in component:
+        raise UserError(f"{where} is {dict(component)}; it needs an import path in {where}._target_")
+    try:
+        made = instantiate(component)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        if cause is None or isinstance(cause, ImportError | AttributeError | TypeError | ValueError):
+            raise UserError(f"{where} cannot be made: {one_sentence(cause or error)}") from error
+        raise cause from None
+    if protocol is not None and not isinstance(made, protocol):
+        methods = ", ".join(name for name in vars(protocol) if not name.startswith("_"))
+        raise UserError(f"{where}={component['_target_']} does not have what a {protocol.__name__} needs: {methods}")
+    return made
+
+
+def one_sentence(error: BaseException) -> str:
+    """What a many-lined error of Hydra or OmegaConf says, on one line."""
+    parts = [_essence(error)]
+    if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
+        parts.append(_essence(error.__cause__))
+    return ": ".join(parts)
+
+
+def _essence(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def plain(config: DictConfig) -> Mapping[str, Any]:
+    """A composed config as plain values, interpolations resolved."""
+    return OmegaConf.to_container(config, resolve=True)

@@ -1,0 +1,303 @@
+"""What the scripts share: from the command line to settings, from settings to a live cluster that is ready to serve.
+
+JAX and all that needs it are imported inside functions, after they have been configured.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from mooncake_jax.config import LiveSettings, ModelSource, RuntimeSettings, make, one_sentence, plain, read, register
+from mooncake_jax.errors import UserError
+from mooncake_jax.sched import AdmissionPolicy, Conductor, DecodePolicy, Decision, Estimator, PairingPolicy
+from mooncake_jax.types import Request, RequestRecord, SamplingParams, Span
+
+if TYPE_CHECKING:
+    from mooncake_jax.models.parameters import Checkpoint
+    from mooncake_jax.models.tokenizer import Tokenizer
+    from mooncake_jax.runtime import Cluster
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+stderr = Console(stderr=True, highlight=False)
+"""For progress and remarks; results go to stdout."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a script."""
+
+    folder: Path
+    """Where it leaves its results."""
+    settings: dict[str, Any]
+    """Its resolved settings as plain values."""
+
+
+def run(main: Callable[[Any, Run], None], script: str) -> None:
+    """Calls `main(settings, run)` with the settings of conf/<script>.yaml and the command line; for a sweep, many times.
+
+    Exits with 2 and one sentence on stderr when the user asked for something that cannot be, with 130 on Ctrl-C. Classes
+    named by import path may lie in the current folder.
+    """
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its errors, instead of printing them its own way
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    register()
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name=script)
+    def task(config: DictConfig) -> None:
+        with _user_errors():
+            folder = Path(HydraConfig.get().runtime.output_dir)
+            settings = read(config)
+            if HydraConfig.get().output_subdir is not None:
+                (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+            main(settings, Run(folder, plain(config)))
+
+    with _user_errors():
+        task()
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+    except (HydraException, OmegaConfBaseException) as error:
+        message = one_sentence(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    else:
+        return
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def progress_bar() -> Progress:
+    """A rich progress display on stderr with steps, total and elapsed time."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=stderr, transient=True)
+
+
+# --- a live cluster --------------------------------------------------------------------------------------------------
+
+
+def configure_jax(runtime: RuntimeSettings) -> None:
+    """Emulated CPU devices, and compiled programs kept between runs. Before the first use of JAX in the process.
+
+    Raises UserError if the process already has another number of CPU devices.
+    """
+    import jax
+
+    from mooncake_jax.models.fetch import cache_dir
+
+    if jax.config.jax_num_cpu_devices != runtime.cpu_devices:
+        try:
+            jax.config.update("jax_num_cpu_devices", runtime.cpu_devices)
+        except RuntimeError as error:
+            raise UserError(
+                f"runtime.cpu_devices={runtime.cpu_devices} cannot be had, since JAX already runs with "
+                f"{jax.config.jax_num_cpu_devices} CPU devices; start a process for each number"
+            ) from error
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class Compilations:
+    """Counts the programs that XLA compiles from now on, those found in the cache of earlier runs included."""
+
+    def __init__(self) -> None:
+        import jax
+
+        self.count, self.seconds = 0, 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._hear)
+
+    def _hear(self, event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.count += 1
+            self.seconds += seconds
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint, opened but not read, and its tokenizer if it has one that can be read."""
+
+    checkpoint: "Checkpoint"
+    tokenizer: "Tokenizer | None"
+    why_no_tokenizer: str = ""
+
+    def words(self) -> "Tokenizer":
+        """The tokenizer. Raises UserError without one."""
+        if self.tokenizer is None:
+            raise UserError(f"prompts in words need a tokenizer, but {self.why_no_tokenizer}")
+        return self.tokenizer
+
+    @property
+    def vocab(self) -> int:
+        """Token ids that stand for something."""
+        rows = self.checkpoint.config.vocab
+        return rows if self.tokenizer is None else min(rows, self.tokenizer.backend.get_vocab_size())
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(() if self.tokenizer is None else self.tokenizer.backend.get_added_tokens_decoder())
+
+
+def open_model(source: ModelSource) -> Model:
+    """Opens a checkpoint, after a download if it is known by name only. Raises UserError as its readers do."""
+    from mooncake_jax.models.checkpoint import open_checkpoint
+    from mooncake_jax.models.fetch import fetch_model
+    from mooncake_jax.models.tokenizer import open_tokenizer
+
+    if source.path is None and source.name is None:
+        raise UserError("no model is chosen; add model=smollm2_135m, or model=custom model.path=... for one of your own")
+    with stderr.status("looking for the model") as status:
+        path = Path(source.path) if source.path is not None else fetch_model(source.name, log=status.update)
+        status.update(f"opening {path}")
+        checkpoint = open_checkpoint(path)
+        try:
+            return Model(checkpoint, open_tokenizer(path))
+        except UserError as error:
+            return Model(checkpoint, None, str(error))
+
+
+@dataclass(frozen=True)
+class Live:
+    """A cluster with what belongs to it."""
+
+    cluster: "Cluster"
+    model: Model
+    compilations: Compilations
+    busy: list[Span] = field(default_factory=list, repr=False)
+    """When which instance worked."""
+
+
+def build(
+    settings: LiveSettings, *, warm: bool = True, on_decision: Callable[[Decision], None] = lambda decision: None
+) -> Live:
+    """A cluster as set, its weights loaded and, if `warm`, every program compiled that greedy requests can need.
+
+    Raises UserError for a model, a mesh or a policy that cannot be.
+    """
+    conductor = Conductor(
+        make(settings.conductor.pairing, "conductor.pairing", PairingPolicy),
+        make(settings.conductor.decode_choice, "conductor.decode_choice", DecodePolicy),
+        make(settings.conductor.admission, "conductor.admission", AdmissionPolicy),
+        make(settings.conductor.estimator, "conductor.estimator", Estimator),
+        settings.slo,
+    )
+    configure_jax(settings.runtime)
+    compilations = Compilations()
+    model = open_model(settings.model)
+
+    from mooncake_jax.models.checkpoint import load_params
+    from mooncake_jax.runtime import build_cluster, warm_up
+
+    instances = settings.cluster.prefill.count + settings.cluster.decode.count
+    busy: list[Span] = []
+    start = time.perf_counter()
+    with progress_bar() as bar:
+        loading = bar.add_task("loading weights", total=instances)
+        cluster = build_cluster(
+            settings.cluster,
+            model.checkpoint.config,
+            partial(load_params, model.checkpoint),
+            conductor,
+            make(settings.messenger, "messenger"),
+            lambda: time.perf_counter() - start,
+            eos_ids=frozenset(model.checkpoint.config.eos_ids) | frozenset(model.tokenizer.eos_ids if model.tokenizer else ()),
+            detokenizer=None if model.tokenizer is None else model.tokenizer.stream,
+            on_decision=on_decision,
+            busy=busy,
+            progress=lambda what: bar.update(loading, advance=1, description=what),
+        )
+        bar.remove_task(loading)
+        if warm:
+            compiling = bar.add_task("compiling")
+            warm_up(
+                cluster,
+                sampled=False,
+                progress=lambda what, step, steps: bar.update(compiling, completed=step - 1, total=steps, description=what),
+            )
+    return Live(cluster, model, compilations, busy)
+
+
+async def serving[T](cluster: "Cluster", work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work` while the cluster serves. A failure of either ends both and is raised."""
+    server, client = asyncio.create_task(cluster.serve()), asyncio.create_task(work)
+    try:
+        await asyncio.wait((server, client), return_when=asyncio.FIRST_COMPLETED)
+        return server.result() if server.done() else client.result()
+    finally:
+        for task in (server, client):
+            task.cancel()
+        await asyncio.gather(server, client, return_exceptions=True)
+
+
+# --- answers in words ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    record: RequestRecord
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def question(live: Live, id: str, prompt: str, max_tokens: int, sampling: SamplingParams, *, chat: bool = True) -> Request:
+    """A prompt in words as a request. `max_tokens` is cut to what the cache leaves. Raises UserError if it leaves nothing."""
+    import numpy as np
+
+    tokenizer = live.model.words()
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
+    room = live.cluster.config.engine.max_context - len(ids)
+    request = Request(
+        id, 0.0, len(ids), max(1, min(max_tokens, room)), tokens=np.asarray(ids, np.int32), sampling=sampling
+    )
+    live.cluster.check(request)
+    return request
+
+
+async def answer(live: Live, request: Request, write: Callable[[str], None]) -> Answer:
+    """Serves a request now and hands its text to `write` as it comes. Raises UserError if it does not complete."""
+    stream = live.cluster.submit(replace(request, arrival=live.cluster.clock()))
+    tokens, logprobs = [], []
+    async for output in stream:
+        tokens.append(output.token)
+        logprobs.append(output.logprob)
+        write(output.text)
+    record = await stream.record()
+    if record.status != "completed":
+        raise UserError(f"the cluster gave no answer: {record.status}, {record.reason}")
+    return Answer(record, tokens, logprobs)
+
+
+def remark(record: RequestRecord) -> str:
+    """One line on an answer: how fast, from which caches, by whom."""
+    times = record.token_times
+    parts = [f"TTFT {times[0] - record.arrival:.2f} s"]
+    if len(times) > 1:
+        parts.append(f"{(len(times) - 1) / (times[-1] - times[0]):.1f} tok/s")
+    parts.append(f"{record.output_tokens} tokens ({record.reason})")
+    tiers = ", ".join(f"{tokens} {tier}" for tier, tokens in record.cached.items() if tokens)
+    parts.append(f"cached {sum(record.cached.values())} of {record.input_tokens} prompt tokens" + (f" ({tiers})" if tiers else ""))
+    parts.append(f"prefill-{record.prefill}" + ("" if record.decode is None else f" → decode-{record.decode}"))
+    return " · ".join(parts)

@@ -1,0 +1,50 @@
+"""Answers prompts by a live cluster: `python scripts/generate.py prompt="What is the capital of France?"`."""
+
+import asyncio
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from mooncake_jax import launch
+from mooncake_jax.config import GenerateSettings
+from mooncake_jax.types import Request, SamplingParams
+
+
+def main(settings: GenerateSettings, run: launch.Run) -> None:
+    live = launch.build(settings, warm=False)
+    sampling = SamplingParams(
+        settings.temperature, settings.top_k, settings.top_p, settings.seed, stop=tuple(settings.stop), logprobs=settings.logprobs
+    )
+    requests = [
+        launch.question(live, f"prompt {i}", prompt, settings.max_tokens, sampling, chat=settings.chat)
+        for i, prompt in enumerate(settings.prompts)
+    ]
+    asyncio.run(launch.serving(live.cluster, answer_all(live, settings, requests)))
+
+
+async def answer_all(live: launch.Live, settings: GenerateSettings, requests: list[Request]) -> None:
+    with launch.stderr.status("compiling what the first answer needs"):
+        await launch.answer(live, rehearsal(live, requests[0]), lambda text: None)
+    for prompt, request in zip(settings.prompts, requests, strict=True):
+        if len(requests) > 1:
+            print(f"> {prompt}")
+        compiled = live.compilations.seconds
+        answer = await launch.answer(live, request, lambda text: print(text, end="", flush=True))
+        compiled = live.compilations.seconds - compiled
+        print(f"\n[{launch.remark(answer.record)}" + (f" · {compiled:.1f} s of it compiling]" if compiled else "]"))
+        if settings.logprobs:
+            for token, logprob in zip(answer.tokens, answer.logprobs, strict=True):
+                print(f"{logprob:10.4f}  {live.model.words().decode([token], skip_special_tokens=False)!r}")
+
+
+def rehearsal(live: launch.Live, request: Request) -> Request:
+    """A request of random tokens in the same shapes: what it compiles is what `request` needs, what it caches is not."""
+    tokens = np.random.default_rng(0).integers(0, live.model.vocab, request.input_tokens, dtype=np.int32)
+    return replace(
+        request, id="rehearsal", tokens=tokens, output_tokens=min(request.output_tokens, 3), sampling=replace(request.sampling, ignore_eos=True, stop=())
+    )
+
+
+if __name__ == "__main__":
+    launch.run(main, "generate")
