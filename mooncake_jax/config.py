@@ -4,12 +4,13 @@ Code sees the dataclasses only. What a user may replace by a class of their own 
 `Component`: an import path under `_target_`, and its arguments.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -130,6 +131,8 @@ class FetchSettings:
     """A published trace: one of `models.fetch.TRACES`."""
 
 
+_NOISE = re.compile(r"\n\s*(full_key|reference_type|object_type)[:=].*|\n?See https://hydra\.cc\S* for details")
+
 SCHEMAS = {"replay": ReplaySettings, "generate": GenerateSettings, "fetch": FetchSettings}
 """Settings by script; a script's YAML file begins its defaults with `<script>_schema`."""
 
@@ -140,8 +143,11 @@ def register() -> None:
         node = OmegaConf.structured(schema)
         for part in _nodes(node):
             OmegaConf.set_readonly(part, None)  # frozen dataclasses make read-only nodes, which overrides cannot fill
-        if "cluster" in node:
+        if issubclass(schema, LiveSettings):
             node.cluster.engine.block_size = "${cluster.block_size}"
+            node.model.path = MISSING  # a YAML file that leaves it out asks the user for it
+        if issubclass(schema, ReplaySettings):
+            node.workload.path = MISSING
         ConfigStore.instance().store(name=f"{name}_schema", node=node)
 
 
@@ -187,17 +193,23 @@ def make(component: Component, where: str, protocol: type | None = None) -> Any:
 
 
 def one_sentence(error: BaseException) -> str:
-    """What a many-lined error of Hydra or OmegaConf says, on one line."""
-    parts = [_essence(error)]
+    """What a many-lined error of Hydra or OmegaConf says, on one line and without what only their authors need."""
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        return f"there is no {error.missing_cfg_file}; choose from {', '.join(error.options)}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override} cannot be read ({_essence(error)}); put quotes within quotes around texts: key=\"'text'\""
+    text = _essence(error)
     if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
-        parts.append(_essence(error.__cause__))
-    return ": ".join(parts)
+        text = f"{text.rstrip('.')}: {_essence(error.__cause__)}"
+    if "Cannot assign str to Dict" in text:
+        text += "; a class is chosen from its group with a slash, such as conductor/pairing=random"
+    return text
 
 
 def _essence(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return " ".join(_NOISE.sub("", str(error)).split())
 
 
-def plain(config: DictConfig) -> Mapping[str, Any]:
+def plain(config: DictConfig) -> dict[str, Any]:
     """A composed config as plain values, interpolations resolved."""
     return OmegaConf.to_container(config, resolve=True)

@@ -5,6 +5,7 @@ JAX and all that needs it are imported inside functions, after they have been co
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -57,6 +58,7 @@ def run(main: Callable[[Any, Run], None], script: str) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its errors, instead of printing them its own way
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    sys.argv[1:] = quote_texts(sys.argv[1:])
     register()
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=script)
@@ -87,6 +89,26 @@ def _user_errors() -> Iterator[None]:
         return
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def quote_texts(arguments: list[str]) -> list[str]:
+    """The command line with `ask=TEXT` and `prompt=TEXT` quoted for Hydra, to which commas and the like mean something.
+
+    All `prompt=TEXT` together become `prompts=[TEXT, ...]`.
+    """
+    prompts = [argument for argument in arguments if argument.startswith("prompt=")]
+    others = [argument for argument in arguments if argument not in prompts]
+    quoted = ["ask=" + _quote(one[4:]) if one.startswith("ask=") and one != "ask=null" else one for one in others]
+    if prompts:
+        quoted.append(f"prompts=[{','.join(_quote(one.removeprefix('prompt=')) for one in prompts)}]")
+    return quoted
+
+
+def _quote(text: str) -> str:
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text
+    text = text.replace("${", r"\${")
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
 
 
 def progress_bar() -> Progress:

@@ -96,7 +96,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_tokens_are_drawn_as_often_as_their_probability_says_and_others_never(limits, temperature):
     expected = probabilities(LOGITS, temperature, **limits)
@@ -177,10 +177,10 @@ def test_other_seeds_and_other_positions_give_other_tokens():
     assert len(tokens) >= 16  # seeds 0 and 2**31 are one
 
 
-def test_rounding_errors_of_logits_do_not_change_what_is_drawn():
+def test_small_errors_of_logits_do_not_change_what_is_drawn():
     rows, vocab = 512, 4096
     logits = random_logits(1, vocab).repeat(rows, 0)
-    noise = 1 + 5e-6 * np.random.default_rng(1).standard_normal(logits.shape)
+    noise = 1 + 3e-5 * np.random.default_rng(1).standard_normal(logits.shape)
     params = [SamplingParams(temperature=3.0, seed=i) for i in range(rows)]
     first = draw(logits, params, [1] * rows).token
     assert first.tolist() == draw((logits * noise).astype(np.float32), params, [1] * rows).token.tolist()

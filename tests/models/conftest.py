@@ -11,8 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
-from mooncake_jax.errors import UserError
-from mooncake_jax.models import ModelConfig, Tokenizer, fetch_model, open_tokenizer, parameter_shapes
+from mooncake_jax.models import ModelConfig, Tokenizer, open_tokenizer, parameter_shapes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -38,14 +37,6 @@ _GGUF_NAMES = {
 @pytest.fixture(scope="session")
 def golden() -> Path:
     return GOLDEN
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    try:
-        return fetch_model("smollm2-135m-instruct")
-    except UserError as error:
-        pytest.skip(f"SmolLM2 is not in the cache and cannot be fetched: {error}")
 
 
 @pytest.fixture(scope="session")
