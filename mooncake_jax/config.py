@@ -131,7 +131,11 @@ class FetchSettings:
     """A published trace: one of `models.fetch.TRACES`."""
 
 
-_NOISE = re.compile(r"\n\s*(full_key|reference_type|object_type)[:=].*|\n?See https://hydra\.cc\S* for details")
+_NOISE = re.compile(
+    r"\n\s*(full_key|reference_type|object_type)[:=].*"
+    r"|\n?See https://hydra\.cc\S* for details"
+    r"|\nTo append to your config use .*"
+)
 
 SCHEMAS = {"replay": ReplaySettings, "generate": GenerateSettings, "fetch": FetchSettings}
 """Settings by script; a script's YAML file begins its defaults with `<script>_schema`."""

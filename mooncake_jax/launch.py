@@ -4,6 +4,8 @@ JAX and all that needs it are imported inside functions, after they have been co
 """
 
 import asyncio
+import itertools
+import math
 import os
 import re
 import sys
@@ -25,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from mooncake_jax.config import LiveSettings, ModelSource, RuntimeSettings, make, one_sentence, plain, read, register
 from mooncake_jax.errors import UserError
-from mooncake_jax.sched import AdmissionPolicy, Conductor, DecodePolicy, Decision, Estimator, PairingPolicy
+from mooncake_jax.sched import AdmissionPolicy, Conductor, Decision, DecodePolicy, Estimator, PairingPolicy
 from mooncake_jax.types import Request, RequestRecord, SamplingParams, Span
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 
 stderr = Console(stderr=True, highlight=False)
 """For progress and remarks; results go to stdout."""
+_LINES_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,32 @@ def _quote(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
 
 
-def progress_bar() -> Progress:
-    """A rich progress display on stderr with steps, total and elapsed time."""
+Show = Callable[[str, int, int | None], None]
+"""Takes what is being done, steps done, and steps in all (None if unknown)."""
+
+
+@contextmanager
+def progress() -> Iterator[Show]:
+    """Shows on stderr how far a work is: a bar on a terminal, elsewhere a line every few seconds."""
+    if not stderr.is_terminal:
+        yield _lines()
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=stderr, transient=True)
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+def _lines() -> Show:
+    last = -math.inf
+
+    def show(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > _LINES_S:
+            last = time.monotonic()
+            print(what if total is None else f"{what} ({done} of {total} done)", file=sys.stderr, flush=True)
+
+    return show
 
 
 # --- a live cluster --------------------------------------------------------------------------------------------------
@@ -191,9 +216,9 @@ def open_model(source: ModelSource) -> Model:
 
     if source.path is None and source.name is None:
         raise UserError("no model is chosen; add model=smollm2_135m, or model=custom model.path=... for one of your own")
-    with stderr.status("looking for the model") as status:
-        path = Path(source.path) if source.path is not None else fetch_model(source.name, log=status.update)
-        status.update(f"opening {path}")
+    with progress() as show:
+        path = source.path or fetch_model(source.name, log=lambda line: show(line, 0, None))
+        show(f"opening {path}", 0, None)
         checkpoint = open_checkpoint(path)
         try:
             return Model(checkpoint, open_tokenizer(path))
@@ -233,11 +258,11 @@ def build(
     from mooncake_jax.models.checkpoint import load_params
     from mooncake_jax.runtime import build_cluster, warm_up
 
-    instances = settings.cluster.prefill.count + settings.cluster.decode.count
     busy: list[Span] = []
     start = time.perf_counter()
-    with progress_bar() as bar:
-        loading = bar.add_task("loading weights", total=instances)
+    instances = settings.cluster.prefill.count + settings.cluster.decode.count
+    loaded = itertools.count()
+    with progress() as show:
         cluster = build_cluster(
             settings.cluster,
             model.checkpoint.config,
@@ -249,16 +274,10 @@ def build(
             detokenizer=None if model.tokenizer is None else model.tokenizer.stream,
             on_decision=on_decision,
             busy=busy,
-            progress=lambda what: bar.update(loading, advance=1, description=what),
+            progress=lambda what: show(what, next(loaded), instances),
         )
-        bar.remove_task(loading)
         if warm:
-            compiling = bar.add_task("compiling")
-            warm_up(
-                cluster,
-                sampled=False,
-                progress=lambda what, step, steps: bar.update(compiling, completed=step - 1, total=steps, description=what),
-            )
+            warm_up(cluster, sampled=False, progress=lambda what, step, steps: show(what, step - 1, steps))
     return Live(cluster, model, compilations, busy)
 
 
@@ -291,9 +310,7 @@ def question(live: Live, id: str, prompt: str, max_tokens: int, sampling: Sampli
     tokenizer = live.model.words()
     ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
     room = live.cluster.config.engine.max_context - len(ids)
-    request = Request(
-        id, 0.0, len(ids), max(1, min(max_tokens, room)), tokens=np.asarray(ids, np.int32), sampling=sampling
-    )
+    request = Request(id, 0.0, len(ids), max(1, min(max_tokens, room)), tokens=np.asarray(ids, np.int32), sampling=sampling)
     live.cluster.check(request)
     return request
 
@@ -320,6 +337,7 @@ def remark(record: RequestRecord) -> str:
         parts.append(f"{(len(times) - 1) / (times[-1] - times[0]):.1f} tok/s")
     parts.append(f"{record.output_tokens} tokens ({record.reason})")
     tiers = ", ".join(f"{tokens} {tier}" for tier, tokens in record.cached.items() if tokens)
-    parts.append(f"cached {sum(record.cached.values())} of {record.input_tokens} prompt tokens" + (f" ({tiers})" if tiers else ""))
+    cached = sum(record.cached.values())
+    parts.append(f"cached {cached} of {record.input_tokens} prompt tokens" + (f" ({tiers})" if tiers else ""))
     parts.append(f"prefill-{record.prefill}" + ("" if record.decode is None else f" → decode-{record.decode}"))
     return " · ".join(parts)

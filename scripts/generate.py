@@ -1,7 +1,6 @@
 """Answers prompts by a live cluster: `python scripts/generate.py prompt="What is the capital of France?"`."""
 
 import asyncio
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,12 @@ from mooncake_jax.types import Request, SamplingParams
 def main(settings: GenerateSettings, run: launch.Run) -> None:
     live = launch.build(settings, warm=False)
     sampling = SamplingParams(
-        settings.temperature, settings.top_k, settings.top_p, settings.seed, stop=tuple(settings.stop), logprobs=settings.logprobs
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        seed=settings.seed,
+        stop=tuple(settings.stop),
+        logprobs=settings.logprobs,
     )
     requests = [
         launch.question(live, f"prompt {i}", prompt, settings.max_tokens, sampling, chat=settings.chat)
@@ -24,7 +28,8 @@ def main(settings: GenerateSettings, run: launch.Run) -> None:
 
 
 async def answer_all(live: launch.Live, settings: GenerateSettings, requests: list[Request]) -> None:
-    with launch.stderr.status("compiling what the first answer needs"):
+    with launch.progress() as show:
+        show("compiling what the first answer needs", 0, None)
         await launch.answer(live, rehearsal(live, requests[0]), lambda text: None)
     for prompt, request in zip(settings.prompts, requests, strict=True):
         if len(requests) > 1:
@@ -41,9 +46,8 @@ async def answer_all(live: launch.Live, settings: GenerateSettings, requests: li
 def rehearsal(live: launch.Live, request: Request) -> Request:
     """A request of random tokens in the same shapes: what it compiles is what `request` needs, what it caches is not."""
     tokens = np.random.default_rng(0).integers(0, live.model.vocab, request.input_tokens, dtype=np.int32)
-    return replace(
-        request, id="rehearsal", tokens=tokens, output_tokens=min(request.output_tokens, 3), sampling=replace(request.sampling, ignore_eos=True, stop=())
-    )
+    sampling = replace(request.sampling, ignore_eos=True, stop=())
+    return replace(request, id="rehearsal", tokens=tokens, output_tokens=min(request.output_tokens, 3), sampling=sampling)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,13 @@ class EngineConfig:
     """Of weights, activations and KV. float32 is the fast one on CPU, bfloat16 on TPU and GPU."""
     attention: str = "auto"
     """Implementation of the attention kernels: auto, or one of `attention.IMPLEMENTATIONS`."""
+    send_ahead: int = 8
+    """Chunks of KV that may wait for the network before prefill pauses: what a slow link can make it hold."""
     lookahead: int = 2
     """Decode steps under way at once: 2 hides the host's work behind the step before, at one wasted row per stop token."""
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "block_size", "chunk_tokens", "pack", "max_context", "max_batch", "lookahead"):
+        for name in ("page_size", "block_size", "chunk_tokens", "pack", "max_context", "max_batch", "send_ahead", "lookahead"):
             if getattr(self, name) < 1:
                 raise UserError(f"engine.{name}={getattr(self, name)} must be at least 1")
         for name in ("block_size", "chunk_tokens", "max_context"):

@@ -130,6 +130,7 @@ class PrefillInstance:
         self._messenger, self._on_pass = messenger, on_pass
         self.queue: deque[PrefillJob] = deque()
         self._passes: deque[_Pass] = deque()
+        self._outgoing: list[Delivery] = []
         self._last_end = 0.0
         self.busy_s = 0.0
 
@@ -153,13 +154,14 @@ class PrefillInstance:
         events: list[FirstToken | Shipped] = []
         self._harvest(now, events)
         self.writer.poll()
-        while len(self._passes) < len(self.stages) + 1 and self._dispatch(now, events):
+        self._outgoing = [delivery for delivery in self._outgoing if not delivery.state.terminal]
+        while len(self._passes) < len(self.stages) + 1 and not self._link_is_full() and self._dispatch(now, events):
             pass
         return events
 
     @property
     def idle(self) -> bool:
-        return not self.queue and not self._passes and self.writer.idle
+        return not (self.queue or self._passes or self._outgoing) and self.writer.idle
 
     def backlog(self) -> list[tuple[int, int]]:
         """(end, first) prompt positions of all work that is not done: passes under way, then the queue in order.
@@ -176,6 +178,10 @@ class PrefillInstance:
         return running + waiting
 
     # --- one pass ---------------------------------------------------------------------------------------------------
+
+    def _link_is_full(self) -> bool:
+        waiting = sum(len(delivery.layers) * len(delivery.tokens) for delivery in self._outgoing)
+        return waiting > self.engine.send_ahead * self.engine.chunk_tokens * self.config.layers
 
     def _harvest(self, now: float, events: list) -> None:
         while self._passes and self._passes[0].output.is_ready():
@@ -362,4 +368,5 @@ class PrefillInstance:
             if job.to is not None:
                 blocks = KVBlocks(request.id, self.id, group.layers, tokens, kv)
                 delivery = Delivery(self._messenger, blocks, job.to, deadline=job.deadline)
+                self._outgoing.append(delivery)
                 events.append(Shipped(job, delivery))

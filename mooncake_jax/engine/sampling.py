@@ -9,6 +9,9 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from mooncake_jax.types import SamplingParams
 
+_MOST = 2**31 - 1
+"""What an int32 holds; JAX has no wider integers by default."""
+
 
 class Sampling(NamedTuple):
     """The parameters of a batch, one entry a row."""
@@ -28,9 +31,9 @@ def pack_sampling(params: list[SamplingParams | None], positions: list[int], row
     filled = [p or default for p in padded]
     return Sampling(
         np.array([p.temperature for p in filled], np.float32),
-        np.array([p.top_k for p in filled], np.int32),
+        np.array([min(max(p.top_k, 0), _MOST) for p in filled], np.int32),
         np.array([p.top_p for p in filled], np.float32),
-        np.array([p.seed & 0x7FFFFFFF for p in filled], np.int32),
+        np.array([p.seed & _MOST for p in filled], np.int32),
         np.array([*positions, *[0] * (rows - len(positions))], np.int32),
     )
 

@@ -24,8 +24,9 @@ def draw(logits: np.ndarray, params: list[SamplingParams], positions: list[int])
 
 def many(logits: np.ndarray, **params) -> np.ndarray:
     """DRAWS tokens after the same logits, each with a seed of its own."""
+    packed = pack_sampling([SamplingParams(**params)] * DRAWS, [9] * DRAWS, DRAWS)
     rows = np.broadcast_to(logits, (DRAWS, len(logits)))
-    return np.asarray(draw(rows, [SamplingParams(seed=seed, **params) for seed in range(DRAWS)], [9] * DRAWS).token)
+    return np.asarray(_sample(jnp.asarray(rows), packed._replace(seed=np.arange(DRAWS, dtype=np.int32))).token)
 
 
 def probabilities(logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0) -> np.ndarray:
@@ -205,3 +206,9 @@ def test_a_batch_is_padded_with_greedy_rows():
     assert packed.top_p.tolist() == [0.5, 1, 1, 1]
     assert packed.seed.tolist() == [11, 0, 0, 0]
     assert packed.position.tolist() == [40, 41, 0, 0]
+
+
+@pytest.mark.parametrize("top_k", [-1, -(2**70), 2**31, 2**70])
+def test_a_top_k_beyond_all_bounds_keeps_every_token(top_k):
+    tokens = many(LOGITS, temperature=2.0, top_k=top_k)
+    assert (tokens == many(LOGITS, temperature=2.0)).all()

@@ -130,6 +130,7 @@ def test_aborting_in_every_phase_gives_everything_back_and_the_next_request_succ
 
 def test_a_request_never_waits_past_its_deadline_and_says_for_whom_it_waited():
     live = cluster(messenger=ThrottledMessenger(DeviceMessenger(), LinkConfig(bandwidth=100.0)))
+    warm_up(live, sampled=False)
     records, said = serve(live, [replace(request("slow", prompt(20)), deadline=live.clock() + 3.0)])
     assert records[0].status is Status.EXPIRED
     assert "its KV from prefill-0 at decode-0" in records[0].reason
@@ -165,6 +166,108 @@ def test_requests_of_a_dead_instance_carry_on_elsewhere_and_it_can_come_back(rol
         assert_greedy(tokens, one)
     assert all(instance.busy_s > before[id] for id, instance in live.instances.prefill.items())
     assert_empty(live)
+
+
+def test_requests_aborted_while_they_wait_for_kv_of_a_prefill_that_dies_leave_nothing():
+    live = cluster(
+        prefill=(2, 1, 1), messenger=ThrottledMessenger(DeviceMessenger(), LinkConfig(bandwidth=1e3)), pairing=RoundRobin()
+    )
+
+    async def main() -> list:
+        server = asyncio.create_task(live.serve())
+        streams = [live.submit(replace(request(f"r{i}", prompt(9, seed=i)), arrival=live.clock())) for i in range(100)]
+        for _ in range(5000):
+            if all(instance.waiting for instance in live.instances.decode.values()) and any(
+                one.first_token_at for one in live.live.values()
+            ):
+                break
+            await asyncio.sleep(0.001)
+        live.kill(InstanceId(Role.PREFILL, 0))
+        for stream in streams:
+            live.abort(stream.id)
+        ended = [await stream.record() for stream in streams]
+        server.cancel()
+        return ended
+
+    assert {record.status for record in asyncio.run(main())} == {Status.ABORTED}
+    live.restart(InstanceId(Role.PREFILL, 0))
+    assert_empty(live)
+    for instance in live.instances.decode.values():
+        assert instance.books.free == instance.books.total
+
+
+def test_a_burst_over_a_slow_link_holds_a_bounded_amount_of_kv_and_misses_name_the_peer():
+    engine = {"send_ahead": 2}
+    live = cluster(messenger=ThrottledMessenger(DeviceMessenger(), LinkConfig(bandwidth=3e5)), engine=engine)
+    warm_up(live, sampled=False)
+    held = []
+
+    async def main() -> list:
+        server = asyncio.create_task(live.serve())
+        now = live.clock()
+        streams = [
+            live.submit(replace(request(f"r{i}", prompt(32, seed=i)), arrival=now, deadline=now + 4.0)) for i in range(60)
+        ]
+        while live.live:
+            held.append(sum(len(d.layers) * len(d.tokens) for d in live.instances.prefill[0]._outgoing))
+            await asyncio.sleep(0.005)
+        server.cancel()
+        return [await stream.record() for stream in streams]
+
+    records = asyncio.run(main())
+    one_pass = live.config.engine.chunk_tokens * MODEL.layers
+    assert max(held) <= (2 + 2) * one_pass  # the window, and the passes that were under way when it filled
+    assert sum(record.status is Status.COMPLETED for record in records) >= 1
+    missed = [record for record in records if record.status is Status.EXPIRED]
+    assert len(missed) > 10
+    assert all("prefill-0" in record.reason for record in missed)
+    assert_empty(live)
+
+
+def test_a_cluster_serves_on_after_most_of_a_burst_was_aborted():
+    live = cluster(prefill=(2, 1, 1), decode=(2, 1))
+    prompts = [prompt(20 + i % 30, seed=i) for i in range(100)]
+
+    async def main() -> list:
+        server = asyncio.create_task(live.serve())
+        streams = [live.submit(replace(request(f"r{i}", one), arrival=live.clock())) for i, one in enumerate(prompts)]
+        await asyncio.sleep(0.05)
+        for i, stream in enumerate(streams):
+            if i % 100 >= 11:
+                live.abort(stream.id)
+        done = [([output.token async for output in stream], await stream.record()) for stream in streams]
+        server.cancel()
+        return done
+
+    for i, (tokens, record) in enumerate(asyncio.run(main())):
+        assert record.status is (Status.COMPLETED if i < 11 else Status.ABORTED)
+        assert_greedy(prompts[i], tokens)
+    assert_empty(live)
+    _, said = serve(live, [request("next", prompts[50])])
+    assert_greedy(prompts[50], said[0])
+
+
+def test_kv_arrives_bit_for_bit_between_unequal_meshes():
+    live = cluster(prefill=(1, 4, 2), decode=(1, 2))
+    tokens = prompt(48)
+
+    async def main() -> tuple:
+        server = asyncio.create_task(live.serve())
+        stream = live.submit(replace(request("r", tokens, 40), arrival=live.clock()))
+        while not live.instances.decode[0].running:
+            await asyncio.sleep(0.001)
+        decode = live.instances.decode[0]
+        pages = decode.running[0]._pages[: 48 // live.config.engine.page_size]
+        arrived = np.stack([np.asarray(layer)[pages].reshape(48, 16, 16) for layer in decode.stage.groups[0].pages])
+        await stream.record()
+        server.cancel()
+        return arrived
+
+    arrived = asyncio.run(main())
+    pool = live.instances.prefill[0].pool
+    stored = pool.read(block_keys(tokens, BLOCK, live._seed), range(MODEL.layers))
+    np.testing.assert_array_equal(arrived, stored)
+    assert np.abs(stored).min(axis=(2, 3)).max() > 0
 
 
 def test_first_token_may_wait_for_decode_and_ttft_then_splits_into_all_stages():

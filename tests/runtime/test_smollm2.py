@@ -38,7 +38,7 @@ def test_disaggregated_smollm2_says_what_a_plain_forward_and_transformers_say(sm
         config, model, partial(load_params, checkpoint), conductor, DeviceMessenger(), lambda: time.perf_counter() - start
     )
     asked = [request(f"r{i}", tokens, TOKENS, ignore_eos=True) for i, tokens in enumerate(prompts)]
-    records, said = serve(live, [replace(one, deadline=None) for one in asked])
+    _, said = serve(live, [replace(one, deadline=None) for one in asked])
     assert len(said) == 50
     for i, tokens in enumerate(said):
         assert tokens == golden["greedy"][i].tolist(), f"prompt {i} differs from transformers"
