@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mooncake_jax.errors import UserError
+
 TENSOR_AXIS = "tensor"
 """Mesh axis over which heads, the feed-forward width and the vocabulary are cut."""
 STAGE_AXIS = "stage"
@@ -56,7 +58,14 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature={self.temperature} must be 0 or more and finite")
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise UserError(f"top_p={self.top_p} must be within (0, 1] and top_k={self.top_k} at least 0")
+        if "" in self.stop:
+            raise UserError("a stop string must not be empty")
 
 
 @dataclass(frozen=True)

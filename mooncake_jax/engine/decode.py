@@ -55,7 +55,6 @@ class DecodeJob:
     joined_at: float | None = None
     generated: int = 0
     """Tokens dispatched so far, the first one included."""
-    transfer_failures: int = 0
     pieces: list[KVBlocks] = field(default_factory=list)
     _deliveries: list[Delivery] = field(default_factory=list)
     _missing: int = 0
@@ -123,6 +122,7 @@ class DecodeInstance:
         self.previous = self.stage.place(jnp.zeros((engine.max_batch,), jnp.int32))
         self._last_end = 0.0
         self.busy_s = 0.0
+        self.transfer_failures = 0
 
     # --- what the runtime calls -------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class DecodeInstance:
                 if state is TransferState.DONE:
                     job.pieces.append(delivery.take())
                     job._missing -= len(delivery.layers) * len(delivery.tokens)
-                    job.transfer_failures += delivery.failures
+                    self.transfer_failures += delivery.failures
                     if not job._missing:
                         job.arrived_at = now
                 elif state.terminal:
@@ -247,6 +247,7 @@ class DecodeInstance:
                 jobs.remove(job)
         for delivery in job._deliveries:
             delivery.cancel(now)
+            self.transfer_failures += delivery.failures
         job._deliveries, job.pieces = [], []
         self.books.release(job._pages)
         job._pages = []

@@ -213,7 +213,7 @@ class PrefillInstance:
             for group in stage.groups:
                 x, group.pages = programs.prefill_group(stage.model, group.params, group.pages, x, placed)
                 for job, (start, stop) in zip(rows, spans, strict=True):
-                    self._send(job, stage, group, start, stop, events)
+                    self._send(job, stage, group, max(start, self._cached(job)), stop, events)
         last = [stop == job.request.input_tokens for job, (_, stop) in zip(rows, spans, strict=True)]
         sampled = self._sample(rows, last, x, batch.last_rows) if any(last) else None
         marker = x if sampled is None else sampled.token
@@ -285,7 +285,7 @@ class PrefillInstance:
             job.cached[tier] = job.cached.get(tier, 0) + counted
         for stage in self.stages:
             for group in stage.groups:
-                self._send(job, stage, group, 0, job._cached_blocks * size, events)
+                self._send(job, stage, group, 0, self._cached(job), events)
         return True
 
     def _load(self, keys: tuple[int, ...], pages: list[int]) -> None:
@@ -296,8 +296,14 @@ class PrefillInstance:
             ids = pages[at * self.engine.pages_per_block :][: len(part) * self.engine.pages_per_block]
             for stage in self.stages:
                 for group in stage.groups:
-                    stage.load(group, self.pool.read(part, group.layers), ids, group.layers)
+                    self._load_group(stage, group, self.pool.read(part, group.layers), ids)
         self.pool.books.unpin(keys)
+
+    def _load_group(self, stage: Stage, group: Group, kv: np.ndarray, ids: list[int]) -> None:
+        """A block may be larger than a chunk, which is as much as one program loads."""
+        size, chunk = self.engine.page_size, self.engine.chunk_tokens
+        for a in range(0, len(ids) * size, chunk):
+            stage.load(group, kv[:, a : a + chunk], ids[a // size : (a + chunk) // size], group.layers)
 
     def _batch(self, rows: list[PrefillJob], takes: list[int]) -> programs.PrefillBatch:
         engine, seqs = self.engine, self.engine.pack
@@ -313,7 +319,7 @@ class PrefillInstance:
             pages = np.asarray(job._pages, np.int32)
             tokens[at : at + take] = job.request.tokens[job.computed : job.computed + take]
             positions[at : at + take] = where
-            fresh = where >= job._cached_blocks * engine.block_size  # a token recomputed for its logits is cached already
+            fresh = where >= self._cached(job)  # a token recomputed for its logits is cached already
             page[at : at + take] = np.where(fresh, pages[where // engine.page_size], engine.prefill_pages)
             slot[at : at + take] = where % engine.page_size
             starts[i] = at
@@ -341,6 +347,10 @@ class PrefillInstance:
             self.queue.remove(job)
             self._release(job)
 
+    def _cached(self, job: PrefillJob) -> int:
+        """Tokens in the blocks that were cached when the job started."""
+        return job._cached_blocks * self.engine.block_size
+
     def _release(self, job: PrefillJob) -> None:
         self.books.release(job._pages[::-1])  # the end of a prompt leaves the cache before its beginning
         job._pages = []
@@ -348,12 +358,12 @@ class PrefillInstance:
     # --- KV leaving -------------------------------------------------------------------------------------------------
 
     def _send(self, job: PrefillJob, stage: Stage, group: Group, start: int, stop: int, events: list) -> None:
-        """Gathers tokens [start, stop) of one group and lets them go to the decode instance and the host pool."""
+        """Gathers tokens [start, stop) of one group and lets them go to the decode instance and the host pool.
+
+        The range is either the cached prefix or beyond it; a last token that is computed again has left with the prefix.
+        """
         engine, request = self.engine, job.request
-        cached = job._cached_blocks * engine.block_size
-        if start:  # a recomputed last token has been sent with its cached block
-            start = max(start, cached)
-        fresh = start >= cached
+        fresh = start >= self._cached(job)
         if fresh and group.layers.start == 0:
             self.writer.open(request.id, request.keys, range(start, stop))
         for a in range(start, stop, engine.chunk_tokens):

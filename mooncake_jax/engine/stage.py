@@ -60,6 +60,10 @@ class Stage:
         self.head = slice_params(params, range(0), head=True) if layers.stop == config.layers else None
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._wire = NamedSharding(mesh, programs.WIRE)
+        kinds = {memory.kind for memory in mesh.devices.flat[0].addressable_memories()}
+        dram = "pinned_host" if "pinned_host" in kinds else None
+        self.arrivals = NamedSharding(mesh, programs.WIRE, memory_kind=dram)
+        """Where KV from elsewhere lands: host memory beside this mesh, where the platform has such."""
 
     def place(self, tree):
         """A pytree of small host arrays (or of activations of another stage), on every device of this mesh."""

@@ -34,7 +34,7 @@ class PoolWriter:
         on_evicted: Callable[[int], None] = lambda key: None,
     ):
         """`on_stored` and `on_evicted` hear of every key that came to the pool or left it."""
-        self._pool, self._on_stored, self._on_evicted = pool, on_stored, on_evicted
+        self.pool, self._on_stored, self._on_evicted = pool, on_stored, on_evicted
         self._units: deque[_Unit] = deque()
         self._owners: dict[int, str] = {}
 
@@ -44,7 +44,7 @@ class PoolWriter:
 
     def _blocks(self, owner: str, keys: Sequence[int], tokens: range) -> list[tuple[int, range]]:
         """(key, tokens) of every block of this owner that `tokens` touch, cut to them."""
-        size = self._pool.block_size
+        size = self.pool.block_size
         blocks = range(tokens.start // size, min(-(-tokens.stop // size), len(keys)))
         return [
             (keys[i], range(max(tokens.start, i * size), min(tokens.stop, (i + 1) * size)))
@@ -54,9 +54,9 @@ class PoolWriter:
 
     def open(self, owner: str, keys: Sequence[int], tokens: range) -> None:
         """Reserves slots for blocks that begin within `tokens`, unless they are in the pool or no slot can be had."""
-        size = self._pool.block_size
+        size = self.pool.block_size
         for key in keys[-(-tokens.start // size) : -(-tokens.stop // size)]:
-            evicted = self._pool.open(key)
+            evicted = self.pool.open(key)
             if evicted is not None:
                 self._owners[key] = owner
                 for gone in evicted:
@@ -81,7 +81,7 @@ class PoolWriter:
             return
         for key in gone:
             del self._owners[key]
-            self._pool.abandon(key)
+            self.pool.abandon(key)
         for unit in self._units:
             if unit.owner == owner:  # it may open the same blocks again, and each cell must be written once
                 unit.parts = [part for part in unit.parts if part[0] not in gone]
@@ -97,6 +97,6 @@ class PoolWriter:
         for key, tokens in unit.parts:
             at = tokens.start - unit.start
             part = kv[:, at : at + len(tokens)]
-            if self._pool.write(key, unit.layers, tokens.start % self._pool.block_size, part):
+            if self.pool.write(key, unit.layers, tokens.start % self.pool.block_size, part):
                 del self._owners[key]
                 self._on_stored(key)

@@ -14,6 +14,7 @@ from mooncake_jax.engine import programs, sampling
 from mooncake_jax.engine.decode import DecodeInstance
 from mooncake_jax.engine.prefill import PrefillInstance
 from mooncake_jax.engine.shapes import buckets
+from mooncake_jax.transfer import HEADS_AXIS, reshard
 
 _REPEATS = 2
 
@@ -109,11 +110,14 @@ def warm_decode(instance: DecodeInstance, sampled: bool) -> list[tuple[int, int,
     return samples
 
 
-def warm_link(source: PrefillInstance, move: Callable[[Array], Array], target: DecodeInstance) -> None:
-    """Compiles the way of every wire unit from a prefill instance into the pages of a decode instance."""
+def warm_link(source: PrefillInstance, target: DecodeInstance) -> None:
+    """Compiles the way of every wire unit from a prefill instance into the pages of a decode instance.
+
+    It goes past the Messenger, which may emulate a slow or failing network.
+    """
     for pages in page_buckets(source):
         for stage in source.stages:
             for group in stage.groups:
-                kv = move(stage.gather(group, [0] * pages))
+                kv = reshard(stage.gather(group, [0] * pages), target.stage.arrivals, HEADS_AXIS)
                 ids = [target.engine.decode_pages] * pages
                 target.stage.load(target.stage.groups[0], kv, ids, group.layers)

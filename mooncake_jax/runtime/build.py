@@ -5,9 +5,9 @@ from collections.abc import Callable
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from mooncake_jax.engine import DecodeInstance, Detokenizer, PoolWriter, PrefillInstance, programs, stage_meshes
+from mooncake_jax.engine import DecodeInstance, Detokenizer, PoolWriter, PrefillInstance, stage_meshes
 from mooncake_jax.errors import UserError
 from mooncake_jax.models import ModelConfig, check_mesh, param_targets
 from mooncake_jax.runtime.cluster import Cluster, Instances
@@ -96,10 +96,10 @@ def build_cluster(
             if isinstance(estimator, Measured):
                 estimator.observe_decode(batch, context, end - start)
 
-        mesh = meshes[id][0]
-        arrivals = NamedSharding(mesh, programs.WIRE, memory_kind=host_memory_kind(mesh))
+        instance = DecodeInstance(id, model, meshes[id][0], weights[id][0], engine, on_step)
+        arrivals = instance.stage.arrivals
         messenger.register(id, Endpoint(model.layers, 2 * model.kv_heads, model.head_dim, dtype, arrivals))
-        return DecodeInstance(id, model, mesh, weights[id][0], engine, on_step)
+        return instance
 
     def make(id: InstanceId) -> PrefillInstance | DecodeInstance:
         return make_prefill(id) if id.role is Role.PREFILL else make_decode(id)
@@ -119,9 +119,3 @@ def build_cluster(
         detokenizer=detokenizer,
         on_decision=on_decision,
     )
-
-
-def host_memory_kind(mesh: Mesh) -> str | None:
-    """Memory kind of the DRAM that KV waits in at a decode instance; None where the platform has no such memory."""
-    kinds = {memory.kind for memory in mesh.devices.flat[0].addressable_memories()}
-    return "pinned_host" if "pinned_host" in kinds else None

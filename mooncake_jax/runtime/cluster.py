@@ -77,9 +77,10 @@ class Cluster:
         self._kv_bytes = model.kv_bytes_per_token(np.dtype(config.engine.dtype).itemsize)
         self.live: dict[str, LiveRequest] = {}
         self._streams: dict[str, Stream] = {}
-        self._deadlines: list[tuple[float, int, str]] = []
+        self._deadlines: list[tuple[float, int, LiveRequest]] = []
         self._serial = itertools.count()
-        self.transfer_failures = 0
+        self.replaced = 0
+        """Times a request was placed again, its KV lost with an instance or on the way."""
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -116,7 +117,7 @@ class Cluster:
         completion = Completion(request, self._eos_ids, detokenizer, stream.put)
         live = LiveRequest(request, request, deadline, completion)
         self.live[request.id], self._streams[request.id] = live, stream
-        heapq.heappush(self._deadlines, (deadline, next(self._serial), request.id))
+        heapq.heappush(self._deadlines, (deadline, next(self._serial), live))
         self._place(live, now)
         return stream
 
@@ -126,10 +127,14 @@ class Cluster:
             self._end(self.live[id], Status.ABORTED, self.clock(), "aborted by the client")
 
     async def serve(self) -> None:
-        """Runs until cancelled. A failure ends every stream with it, and is raised."""
+        """Runs until cancelled, which aborts what is under way. A failure ends every stream with it, and is raised."""
         try:
             while True:
                 await asyncio.sleep(0 if self.tick() else _IDLE_S)
+        except asyncio.CancelledError:
+            for id in list(self.live):
+                self._end(self.live[id], Status.ABORTED, self.clock(), "the cluster was stopped")
+            raise
         except Exception as error:
             for stream in self._streams.values():
                 stream.put(error)
@@ -167,9 +172,9 @@ class Cluster:
                 elif isinstance(event, Lost):
                     self._retry(live, self.clock(), event.reason)
         while self._deadlines and self._deadlines[0][0] < now:
-            _, _, id = heapq.heappop(self._deadlines)
-            if id in self.live:
-                self._end(self.live[id], Status.EXPIRED, now, self._where(self.live[id]))
+            _, _, live = heapq.heappop(self._deadlines)
+            if live.record is None:
+                self._end(live, Status.EXPIRED, now, self._where(live))
                 happened = True
         return happened
 
@@ -178,16 +183,14 @@ class Cluster:
     def kill(self, id: InstanceId) -> None:
         """An instance dies with its pages and pool. Its requests are placed again elsewhere and carry on."""
         group = self.instances.prefill if id.role is Role.PREFILL else self.instances.decode
-        if group.pop(id.index, None) is None:
+        if id.index not in group:
             raise UserError(f"there is no live instance {id} to kill")
         now = self.clock()
+        victims = [live for live in self.live.values() if self._needs(live, id)]
+        for live in victims:
+            self._give_back(live, now)
+        del group[id.index]
         self.messenger.unregister(id)
-        victims = []
-        for live in self.live.values():
-            index = live.placement.prefill if id.role is Role.PREFILL else live.placement.decode
-            prefilled = live.decode_job is not None and live.decode_job.arrived_at is not None and live.first_token_at
-            if index == id.index and not (id.role is Role.PREFILL and prefilled):
-                victims.append(live)
         if id.role is Role.PREFILL:
             for live in self.live.values():
                 if live.fetch is not None and live.fetch.source == id:
@@ -195,6 +198,13 @@ class Cluster:
             self.books.reset(id.index, BlockPool(0))
         for live in victims:
             self._retry(live, now, f"{id} died")
+
+    def _needs(self, live: LiveRequest, id: InstanceId) -> bool:
+        """Whether a request loses something with this instance."""
+        if id.role is Role.DECODE:
+            return live.decode_job is not None and live.placement.decode == id.index
+        has_left = live.first_token_at is not None and live.decode_job is not None and live.decode_job.arrived_at is not None
+        return live.placement.prefill == id.index and not has_left
 
     def restart(self, id: InstanceId) -> None:
         """Brings a dead instance back, empty, on the same mesh."""
@@ -250,6 +260,8 @@ class Cluster:
             out[f"{name}/running"] = len(instance.running)
             out[f"{name}/pages_used"] = instance.books.used
             out[f"{name}/busy_s"] = instance.busy_s
+            out[f"{name}/transfer_failures"] = instance.transfer_failures
+        out["requests/replaced"] = self.replaced
         return out
 
     # --- the life of a request --------------------------------------------------------------------------------------
@@ -268,6 +280,7 @@ class Cluster:
             self._end(live, status, now, outcome.reason)
             return
         live.placement, live.placed = outcome, now
+        live.serial = serial = next(self._serial)
         prefill = self.instances.prefill[outcome.prefill]
         to = None
         if attempt.output_tokens > 1:
@@ -283,7 +296,7 @@ class Cluster:
                 (source.id, source.pool),
                 (prefill.id, prefill.writer),
                 self.messenger,
-                lambda key: self.books.promised(outcome.fetch.source, key),
+                lambda key: self.books.promised(outcome.fetch.source, key, before=serial),
                 layers=self.model.layers,
                 deadline=live.deadline,
                 unit_blocks=max(1, self.config.engine.chunk_tokens // self.config.engine.block_size),
@@ -292,8 +305,9 @@ class Cluster:
             fetch = live.fetch
             job.ready = lambda: fetch.ended is not None
         live.prefill_job = job
-        self.books.promise(outcome.prefill, attempt.keys)
-        live.promised = True
+        if self.config.host_pool.blocks:
+            self.books.promise(outcome.prefill, attempt.keys, serial)
+            live.promised = True
         prefill.submit(job, now)
 
     def _fetched(self, live: LiveRequest) -> None:
@@ -301,7 +315,7 @@ class Cluster:
         live.prefill_job.fetched = fetch.fetched
         live.spans.append(Span("fetch", fetch.started, fetch.ended, str(fetch.target)))
         if isinstance(self.conductor.estimator, Measured) and fetch.bytes:
-            seconds = fetch.ended - fetch.started
+            seconds = fetch.ended - fetch.moving_from
             self.conductor.estimator.observe_transfer(fetch.bytes, fetch.source.index, fetch.target.index, seconds)
 
     def _first_token(self, live: LiveRequest, event: FirstToken) -> None:
@@ -351,7 +365,7 @@ class Cluster:
             self._end(live, Status.EXPIRED, now, self._where(live))
             return
         self._give_back(live, now)
-        self.transfer_failures += 1
+        self.replaced += 1
         if live.tries >= self.config.tries:
             self._end(live, Status.FAILED, now, reason)
             return
@@ -363,7 +377,7 @@ class Cluster:
 
     def _settle(self, live: LiveRequest) -> None:
         if live.promised:
-            self.books.settle(live.placement.prefill, live.attempt.keys)
+            self.books.settle(live.placement.prefill, live.attempt.keys, live.serial)
             live.promised = False
 
     def _give_back(self, live: LiveRequest, now: float) -> None:

@@ -31,7 +31,8 @@ class InstancesConfig:
 @dataclass(frozen=True)
 class HostPoolConfig:
     blocks: int = 1024
-    """Blocks of DRAM cache at each prefill instance. 0 caches in device memory only."""
+    """Blocks of DRAM cache at each prefill instance. 0 leaves only what is still in device memory, of which the Conductor does
+    not know."""
 
 
 @dataclass(frozen=True)

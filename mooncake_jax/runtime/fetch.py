@@ -39,7 +39,8 @@ class PeerFetch:
         self._deliveries: list[Delivery] | None = None
         self.fetched: frozenset[int] = frozenset()
         """Keys that arrived, once it has ended."""
-        self.started, self.ended = now, None
+        self.started, self.moving_from, self.ended = now, now, None
+        """When it was ordered, when the first byte could leave, when it was over (seconds; None until then)."""
         self.bytes = 0
 
     def poll(self, now: float) -> bool:
@@ -56,12 +57,13 @@ class PeerFetch:
             self._end(now)
 
     def _begin(self, now: float) -> None:
+        """Pins what is there, and starts to move when nothing more will come."""
         here = self._pool.books.match(self._wanted)
+        self._pool.books.pin(self._wanted[len(self._pinned) : here])
+        self._pinned = self._wanted[:here]
         if here < len(self._wanted) and self._promised(self._wanted[here]) and now <= self._deadline:
             return
-        self._pinned = self._wanted[:here]
-        self._pool.books.pin(self._pinned)
-        self._deliveries = []
+        self.moving_from, self._deliveries = now, []
         size = self._pool.block_size
         for at in range(0, here, self._unit):
             part = self._pinned[at : at + self._unit]
@@ -84,7 +86,8 @@ class PeerFetch:
             self._writer.open(self._owner, keys, blocks.tokens)
             self._writer.add(self._owner, keys, blocks.layers, blocks.tokens, blocks.kv)
             size = self._pool.block_size
-            self.fetched |= frozenset(keys[blocks.tokens.start // size : blocks.tokens.stop // size])
+            here = keys[blocks.tokens.start // size : blocks.tokens.stop // size]
+            self.fetched |= {key for key in here if self._writer.pool.books.match([key])}
         self._deliveries = still
         if not still:
             self._end(now)

@@ -23,6 +23,8 @@ class LiveRequest:
     prefill_job: PrefillJob | None = None
     decode_job: DecodeJob | None = None
     fetch: PeerFetch | None = None
+    serial: int = 0
+    """Number of the placement; later ones are larger."""
     promised: bool = False
     tries: int = 0
     cached: dict = field(default_factory=dict)
@@ -75,16 +77,19 @@ class Stream:
         self.id = id
         self._outputs: asyncio.Queue[TokenOutput | RequestRecord | BaseException] = asyncio.Queue()
         self._record: RequestRecord | None = None
+        self._error: BaseException | None = None
 
     def put(self, item: TokenOutput | RequestRecord | BaseException) -> None:
         self._outputs.put_nowait(item)
 
     async def __aiter__(self) -> AsyncIterator[TokenOutput]:
         while self._record is None:
+            if self._error is not None:
+                raise self._error
             item = await self._outputs.get()
             if isinstance(item, BaseException):
-                raise item
-            if isinstance(item, RequestRecord):
+                self._error = item
+            elif isinstance(item, RequestRecord):
                 self._record = item
             else:
                 yield item

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from mooncake_jax.engine import warm_decode, warm_link, warm_prefill
 from mooncake_jax.runtime.cluster import Cluster
 from mooncake_jax.sched import DecodeSample, Measured, PrefillSample
-from mooncake_jax.transfer import KVBlocks
-from mooncake_jax.types import InstanceId, Role
 
 
 def warm_up(
@@ -42,17 +40,4 @@ def warm_up(
     for source in prefill:
         for target in decode:
             next_step(f"compiling {source.id} → {target.id}")
-            warm_link(source, lambda kv, a=source.id, b=target.id: _move(cluster, a, b, kv), target)
-
-
-def _move(cluster: Cluster, source: InstanceId, target: InstanceId, kv):
-    """Sends a unit through the cluster's Messenger and waits for it."""
-    assert target.role is Role.DECODE
-    blocks = KVBlocks("warm-up", source, range(kv.shape[0]), range(kv.shape[1]), kv)
-    for _ in range(100):
-        transfer = cluster.messenger.send(blocks, target, deadline=float("inf"))
-        while not transfer.poll(cluster.clock()).terminal:
-            pass
-        if transfer.state == "done":
-            return transfer.take().kv
-    raise RuntimeError(f"no unit got from {source} to {target} in 100 tries: {transfer.reason}")
+            warm_link(source, target)

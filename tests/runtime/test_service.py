@@ -90,7 +90,7 @@ def test_pages_blocks_pins_and_transfers_are_back_after_1000_requests_with_abort
     assert ends[Status.ABORTED] > 50
     assert ends[Status.EXPIRED] > 5
     for asked, record, tokens, deadline in done:
-        assert record.finished <= deadline + 0.5, f"{asked.id} hung past its deadline"
+        assert record.finished <= deadline + 2.0, f"{asked.id} hung past its deadline"
         assert_greedy(asked.tokens, tokens)
         if record.status is Status.FAILED:
             assert "injected failure on the link prefill-" in record.reason
