@@ -321,3 +321,59 @@ def test_the_models_identity_is_part_of_every_block_key():
 def test_requests_that_can_never_be_served_are_refused_in_a_sentence(tokens, output, says):
     with pytest.raises(UserError, match=says):
         cluster().submit(request("bad", tokens, output))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"page_size": 1, "block_size": 1, "prefill_pages": 300, "decode_pages": 300},
+        {"block_size": 32},
+        {"page_size": 8, "chunk_tokens": 8},
+    ],
+)
+def test_odd_sizes_serve_exactly_with_reuse_from_device_and_host(engine):
+    live = cluster(engine=engine, decode=(1, 2))
+    tokens = {n: prompt(n, seed=n) for n in (1, 2, 40, 64)}
+    for _ in range(2):
+        records, said = serve(live, *[[request(f"r{n}", one, 5)] for n, one in tokens.items()])
+        for one, output in zip(tokens.values(), said, strict=True):
+            assert_greedy(one, output)
+        assert_empty(live)
+    block = live.config.engine.block_size
+    assert [sum(record.cached.values()) for record in records] == [min(n // block * block, n - 1) for n in tokens]
+    live.instances.prefill[0].books.clear()
+    records, said = serve(live, *[[request(f"r{n}", one, 5)] for n, one in tokens.items()])
+    for record, one, output in zip(records, tokens.values(), said, strict=True):
+        assert_greedy(one, output)
+        assert set(record.cached) <= {Tier.HOST}
+    assert_empty(live)
+
+
+def test_a_finished_requests_deadline_does_not_end_a_new_request_of_the_same_id():
+    live = cluster()
+    serve(live, [replace(request("same", prompt(5), 2), deadline=live.clock() + 60.0)])
+    serve(live, [replace(request("other", prompt(5), 2), deadline=live.clock() + 0.001)])
+    records, _ = serve(live, [request("other", prompt(6), 20)])
+    assert records[0].status is Status.COMPLETED
+
+
+def test_stopping_the_cluster_ends_every_request():
+    live = cluster()
+
+    async def main() -> Status:
+        server = asyncio.create_task(live.serve())
+        stream = live.submit(request("r", prompt(40), 60))
+        await asyncio.sleep(0.01)
+        server.cancel()
+        return (await stream.record()).status
+
+    assert asyncio.run(main()) is Status.ABORTED
+    assert_empty(live)
+
+
+def test_without_a_host_pool_nothing_is_promised_and_the_device_still_remembers():
+    live = cluster(prefill=(2, 1, 1), blocks=0, pairing=RoundRobin())
+    tokens = prompt(40)
+    records, _ = serve(live, *[[request(f"r{i}", tokens, 2)] for i in range(3)])
+    assert [sum(record.cached.values()) for record in records] == [0, 0, 39]
+    assert_empty(live)
