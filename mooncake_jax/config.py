@@ -112,16 +112,10 @@ class GenerateSettings(LiveSettings):
     """Print every token's log-probability after the answer."""
 
     def __post_init__(self) -> None:
-        for name, right, needs in (
-            ("prompts", any(self.prompts) and all(self.prompts), 'given and not empty: prompt="What is ...?"'),
-            ("max_tokens", self.max_tokens >= 1, "at least 1"),
-            ("temperature", self.temperature >= 0, "at least 0"),
-            ("top_k", self.top_k >= 0, "at least 0"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("stop", all(self.stop), "a list of texts that are not empty"),
-        ):
-            if not right:
-                raise UserError(f"{name} must be {needs}, but is {getattr(self, name)}")
+        if not self.prompts or not all(self.prompts):
+            raise UserError('a prompt is needed, such as prompt="What is the capital of France?"')
+        if self.max_tokens < 1:
+            raise UserError(f"max_tokens={self.max_tokens} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -182,7 +176,7 @@ def make(component: Component, where: str, protocol: type | None = None) -> Any:
     if "_target_" not in component:
         raise UserError(f"{where} is {dict(component)}; it needs an import path in {where}._target_")
     try:
-        made = instantiate(component)
+        made = instantiate(component, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, UserError):

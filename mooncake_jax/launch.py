@@ -1,9 +1,10 @@
 """What the scripts share: from the command line to settings, from settings to a live cluster that is ready to serve.
 
-JAX and all that needs it are imported inside functions, after they have been configured.
+What needs JAX is imported inside functions, so that a mistake on the command line is answered at once.
 """
 
 import asyncio
+import gc
 import itertools
 import math
 import os
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -29,11 +30,6 @@ from mooncake_jax.config import LiveSettings, ModelSource, RuntimeSettings, make
 from mooncake_jax.errors import UserError
 from mooncake_jax.sched import AdmissionPolicy, Conductor, Decision, DecodePolicy, Estimator, PairingPolicy
 from mooncake_jax.types import Request, RequestRecord, SamplingParams, Span
-
-if TYPE_CHECKING:
-    from mooncake_jax.models.parameters import Checkpoint
-    from mooncake_jax.models.tokenizer import Tokenizer
-    from mooncake_jax.runtime import Cluster
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -72,6 +68,7 @@ def run(main: Callable[[Any, Run], None], script: str) -> None:
             if HydraConfig.get().output_subdir is not None:
                 (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
             main(settings, Run(folder, plain(config)))
+            gc.collect()  # the next run of a sweep needs the memory of this one
 
     with _user_errors():
         task()
@@ -90,7 +87,7 @@ def _user_errors() -> Iterator[None]:
         sys.exit(130)
     else:
         return
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -124,7 +121,8 @@ def progress() -> Iterator[Show]:
     if not stderr.is_terminal:
         yield _lines()
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    what = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
@@ -187,11 +185,11 @@ class Compilations:
 class Model:
     """A checkpoint, opened but not read, and its tokenizer if it has one that can be read."""
 
-    checkpoint: "Checkpoint"
-    tokenizer: "Tokenizer | None"
+    checkpoint: "mooncake_jax.models.parameters.Checkpoint"
+    tokenizer: "mooncake_jax.models.Tokenizer | None"
     why_no_tokenizer: str = ""
 
-    def words(self) -> "Tokenizer":
+    def words(self) -> "mooncake_jax.models.Tokenizer":
         """The tokenizer. Raises UserError without one."""
         if self.tokenizer is None:
             raise UserError(f"prompts in words need a tokenizer, but {self.why_no_tokenizer}")
@@ -210,9 +208,7 @@ class Model:
 
 def open_model(source: ModelSource) -> Model:
     """Opens a checkpoint, after a download if it is known by name only. Raises UserError as its readers do."""
-    from mooncake_jax.models.checkpoint import open_checkpoint
-    from mooncake_jax.models.fetch import fetch_model
-    from mooncake_jax.models.tokenizer import open_tokenizer
+    from mooncake_jax.models import fetch_model, open_checkpoint, open_tokenizer
 
     if source.path is None and source.name is None:
         raise UserError("no model is chosen; add model=smollm2_135m, or model=custom model.path=... for one of your own")
@@ -230,7 +226,7 @@ def open_model(source: ModelSource) -> Model:
 class Live:
     """A cluster with what belongs to it."""
 
-    cluster: "Cluster"
+    cluster: "mooncake_jax.runtime.Cluster"
     model: Model
     compilations: Compilations
     busy: list[Span] = field(default_factory=list, repr=False)
@@ -238,11 +234,15 @@ class Live:
 
 
 def build(
-    settings: LiveSettings, *, warm: bool = True, on_decision: Callable[[Decision], None] = lambda decision: None
+    settings: LiveSettings,
+    *,
+    words: bool = False,
+    warm: bool = True,
+    on_decision: Callable[[Decision], None] = lambda decision: None,
 ) -> Live:
     """A cluster as set, its weights loaded and, if `warm`, every program compiled that greedy requests can need.
 
-    Raises UserError for a model, a mesh or a policy that cannot be.
+    Raises UserError for a model, a mesh or a policy that cannot be, and for a model without tokenizer if `words` are asked for.
     """
     conductor = Conductor(
         make(settings.conductor.pairing, "conductor.pairing", PairingPolicy),
@@ -254,8 +254,10 @@ def build(
     configure_jax(settings.runtime)
     compilations = Compilations()
     model = open_model(settings.model)
+    if words:
+        model.words()
 
-    from mooncake_jax.models.checkpoint import load_params
+    from mooncake_jax.models import load_params
     from mooncake_jax.runtime import build_cluster, warm_up
 
     busy: list[Span] = []
@@ -281,7 +283,7 @@ def build(
     return Live(cluster, model, compilations, busy)
 
 
-async def serving[T](cluster: "Cluster", work: Coroutine[Any, Any, T]) -> T:
+async def serving[T](cluster: "mooncake_jax.runtime.Cluster", work: Coroutine[Any, Any, T]) -> T:
     """The result of `work` while the cluster serves. A failure of either ends both and is raised."""
     server, client = asyncio.create_task(cluster.serve()), asyncio.create_task(work)
     try:
@@ -308,6 +310,8 @@ def question(live: Live, id: str, prompt: str, max_tokens: int, sampling: Sampli
     import numpy as np
 
     tokenizer = live.model.words()
+    if chat and tokenizer.chat_template is None:
+        raise UserError(f"{live.cluster.model.name} has no chat template; add chat=false to let it continue the plain prompt")
     ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
     room = live.cluster.config.engine.max_context - len(ids)
     request = Request(id, 0.0, len(ids), max(1, min(max_tokens, room)), tokens=np.asarray(ids, np.int32), sampling=sampling)

@@ -11,15 +11,14 @@ from mooncake_jax.types import Request, SamplingParams
 
 
 def main(settings: GenerateSettings, run: launch.Run) -> None:
-    live = launch.build(settings, warm=False)
     sampling = SamplingParams(
         temperature=settings.temperature,
         top_k=settings.top_k,
         top_p=settings.top_p,
         seed=settings.seed,
         stop=tuple(settings.stop),
-        logprobs=settings.logprobs,
     )
+    live = launch.build(settings, words=True, warm=False)
     requests = [
         launch.question(live, f"prompt {i}", prompt, settings.max_tokens, sampling, chat=settings.chat)
         for i, prompt in enumerate(settings.prompts)

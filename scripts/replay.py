@@ -13,46 +13,52 @@ GAUGES_S = 1.0
 """Seconds between two looks at the cluster's gauges."""
 
 
+LONGER = "raise cluster.engine.max_context"
+
+
 def main(settings: ReplaySettings, run: launch.Run) -> None:
     trace = workload.load_trace(settings.workload)
     limit = settings.cluster.engine.max_context
     if all(one.input_length + one.output_length > limit for one in trace.requests):
-        raise UserError(f"no request of the workload fits the cache of {limit} tokens: lower workload.scale or {RAISE}")
-    tracker = make(settings.tracker, "tracker", report.TrackerConfig).build(run.folder, run.settings)
+        raise UserError(f"no request of the workload fits the cache of {limit} tokens: lower workload.scale or {LONGER}")
+    tracking = make(settings.tracker, "tracker", report.TrackerConfig)
     with (run.folder / "decisions.jsonl").open("w", encoding="utf-8") as decisions:
-        live = launch.build(settings, on_decision=lambda decision: decisions.write(decision.to_json() + "\n"))
+        live = launch.build(
+            settings,
+            words=settings.ask is not None,
+            on_decision=lambda decision: decisions.write(decision.to_json() + "\n"),
+        )
         seed, special = settings.workload.seed, live.model.special_ids
         requests = workload.requests(trace, live.model.vocab, seed=seed, reserved=special)
         if settings.ask is not None:
             asyncio.run(launch.serving(live.cluster, ask(live, settings.ask)))
             live.busy.clear()
-        compiled = live.compilations.count
-        outcome = asyncio.run(launch.serving(live.cluster, replay(live, requests, tracker)))
-    compiled = live.compilations.count - compiled
-    summary = report.write_run(
-        run.folder,
-        outcome.records,
-        settings.slo,
-        busy=live.busy,
-        utilisation=utilisation(live, outcome.records),
-        provenance=report.provenance(seed) | {"compilations_while_serving": compiled, "client_lag_s": outcome.max_lag},
-        tracker=tracker,
-    )
-    tracker.finish()
+        tracker = tracking.build(run.folder, run.settings)
+        try:
+            compiled = live.compilations.count
+            outcome = asyncio.run(launch.serving(live.cluster, replay(live, requests, tracker)))
+            facts = {"compilations_while_serving": live.compilations.count - compiled, "client_lag_s": outcome.max_lag}
+            summary = report.write_run(
+                run.folder,
+                outcome.records,
+                settings.slo,
+                busy=live.busy,
+                utilisation=utilisation(live, outcome.records),
+                provenance=report.provenance(seed) | facts,
+                tracker=tracker,
+            )
+        finally:
+            tracker.finish()
 
     seconds = trace.requests[-1].arrival
     print(report.format_table(summary, request_rate=len(requests) / seconds if seconds else None))
-    too_long = sum(not fits(request, limit) for request in requests)
-    if too_long:
-        print(f"{too_long} of {len(requests)} requests were rejected as longer than the cache of {limit} tokens: {RAISE}.")
-    if compiled:
-        print(f"{compiled} programs were compiled while requests waited: the warm-up missed their shapes.")
+    if too_long := sum(not fits(request, limit) for request in requests):
+        print(f"{too_long} of {len(requests)} requests were rejected as longer than the cache of {limit} tokens: {LONGER}.")
+    if missed := facts["compilations_while_serving"]:
+        print(f"{missed} programs were compiled while requests waited: the warm-up missed their shapes.")
     if outcome.max_lag > 0.1:
-        print(f"The busiest moment sent a request {outcome.max_lag:.2f} s late; latencies count from when it was due.")
+        print(f"At the busiest moment a request left {outcome.max_lag:.2f} s late; latencies count from when it was due.")
     print(run.folder)
-
-
-RAISE = "raise cluster.engine.max_context"
 
 
 def fits(request: Request, limit: int) -> bool:
@@ -61,7 +67,8 @@ def fits(request: Request, limit: int) -> bool:
 
 async def ask(live: launch.Live, prompt: str) -> None:
     print(f"> {prompt}")
-    request = launch.question(live, "ask", prompt, 256, SamplingParams())
+    chat = live.model.words().chat_template is not None
+    request = launch.question(live, "ask", prompt, 256, SamplingParams(), chat=chat)
     answer = await launch.answer(live, request, lambda text: print(text, end="", flush=True))
     print(f"\n[{launch.remark(answer.record)}]")
 

@@ -36,8 +36,8 @@ def _timed(run: Callable[[], Array]) -> float:
     return best
 
 
-def warm_prefill(instance: PrefillInstance, sampled: bool) -> list[tuple[int, int, float]]:
-    """Compiles all passes; (tokens, cached, seconds) of passes of every size, without and with a long prefix."""
+def warm_prefill(instance: PrefillInstance, sampled: bool, timed: bool = True) -> list[tuple[int, int, float]]:
+    """Compiles all passes; (tokens, cached, seconds) of passes of every size, without and with a long prefix, if `timed`."""
     engine, seqs = instance.engine, instance.engine.pack
     samples = []
 
@@ -70,8 +70,10 @@ def warm_prefill(instance: PrefillInstance, sampled: bool) -> list[tuple[int, in
         return programs.first_token(stage.model, stage.head, x, placed.last_rows, choice, sampled=sampled).token
 
     for size in buckets(engine.page_size, engine.chunk_tokens):
-        for cached in sorted({0, engine.max_context - engine.chunk_tokens}):
+        for cached in sorted({0, engine.max_context - engine.chunk_tokens}) if timed else ():
             samples.append((cached + size, cached, _timed(lambda s=size, c=cached: run(s, c, False))))
+        if not timed:
+            jax.block_until_ready(run(size, 0, False))
         if sampled:
             jax.block_until_ready(run(size, 0, True))
     for pages in page_buckets(instance):
@@ -84,8 +86,8 @@ def warm_prefill(instance: PrefillInstance, sampled: bool) -> list[tuple[int, in
     return samples
 
 
-def warm_decode(instance: DecodeInstance, sampled: bool) -> list[tuple[int, int, float]]:
-    """Compiles all steps; (batch, context, seconds) of steps of every size at short and at full context."""
+def warm_decode(instance: DecodeInstance, sampled: bool, timed: bool = True) -> list[tuple[int, int, float]]:
+    """Compiles all steps; (batch, context, seconds) of steps of every size at short and at full context, if `timed`."""
     engine, stage = instance.engine, instance.stage
     group = stage.groups[0]
     samples = []
@@ -103,8 +105,10 @@ def warm_decode(instance: DecodeInstance, sampled: bool) -> list[tuple[int, int,
         return out.token
 
     for rows in buckets(1, engine.max_batch):
-        for context in (engine.page_size, engine.max_context):
+        for context in (engine.page_size, engine.max_context) if timed else ():
             samples.append((rows, rows * context, _timed(lambda r=rows, c=context: run(r, c, False))))
+        if not timed:
+            jax.block_until_ready(run(rows, 1, False))
         if sampled:
             jax.block_until_ready(run(rows, 1, True))
     return samples

@@ -29,14 +29,16 @@ def warm_up(
 
     for instance in prefill:
         next_step(f"compiling {instance.id}")
-        samples = [PrefillSample(*sample) for sample in warm_prefill(instance, sampled)]
-        if isinstance(estimator, Measured) and instance is prefill[0]:
-            estimator.fit_prefill(samples)
+        timed = isinstance(estimator, Measured) and instance is prefill[0]
+        samples = warm_prefill(instance, sampled, timed)
+        if timed:
+            estimator.fit_prefill([PrefillSample(*sample) for sample in samples])
     for instance in decode:
         next_step(f"compiling {instance.id}")
-        samples = [DecodeSample(*sample) for sample in warm_decode(instance, sampled)]
-        if isinstance(estimator, Measured) and instance is decode[0]:
-            estimator.fit_decode(samples)
+        timed = isinstance(estimator, Measured) and instance is decode[0]
+        samples = warm_decode(instance, sampled, timed)
+        if timed:
+            estimator.fit_decode([DecodeSample(*sample) for sample in samples])
     for source in prefill:
         for target in decode:
             next_step(f"compiling {source.id} → {target.id}")
