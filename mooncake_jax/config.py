@@ -125,13 +125,36 @@ class FetchSettings:
     """A published trace: one of `models.fetch.TRACES`."""
 
 
+@dataclass(frozen=True)
+class BenchDecodeSettings(LiveSettings):
+    batches: list[int] = field(default_factory=lambda: [8, 32])
+    """Requests decoded at once."""
+    steps: int = 16
+    """Decode steps a round."""
+    rounds: int = 9
+    """The median of so many rounds counts; bare loop and engine take turns, so that a busy machine hits both."""
+
+
+@dataclass(frozen=True)
+class BenchOverlapSettings(LiveSettings):
+    prompt_tokens: int = 1024
+    rounds: int = 5
+    """The median of so many requests counts."""
+
+
 _NOISE = re.compile(
     r"\n\s*(full_key|reference_type|object_type)[:=].*"
     r"|\n?See https://hydra\.cc\S* for details"
     r"|\nTo append to your config use .*"
 )
 
-SCHEMAS = {"replay": ReplaySettings, "generate": GenerateSettings, "fetch": FetchSettings}
+SCHEMAS = {
+    "replay": ReplaySettings,
+    "generate": GenerateSettings,
+    "fetch": FetchSettings,
+    "bench_decode": BenchDecodeSettings,
+    "bench_overlap": BenchOverlapSettings,
+}
 """Settings by script; a script's YAML file begins its defaults with `<script>_schema`."""
 
 

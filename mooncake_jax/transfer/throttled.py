@@ -105,6 +105,12 @@ class ThrottledMessenger:
         self._links: dict[InstanceId, _Link] = {}
         self._random = np.random.default_rng(link.seed)
 
+    def set_link(self, link: LinkConfig) -> None:
+        """Another network from now on: transfers under way keep the times they were given, failures start a new series."""
+        self._config = link
+        self._links.clear()
+        self._random = np.random.default_rng(link.seed)
+
     def register(self, instance: InstanceId, endpoint: Endpoint) -> None:
         self._endpoints[instance] = endpoint
         self._inner.register(instance, endpoint)
