@@ -22,14 +22,8 @@ def main(settings: BenchDecodeSettings, run: launch.Run) -> None:
     for batch in settings.batches:
         context = -(-(PROMPT + settings.steps + 2) // 64) * 64
         pages = batch * context // settings.cluster.engine.page_size
-        engine = replace(
-            settings.cluster.engine,
-            max_batch=batch,
-            max_context=context,
-            decode_pages=pages,
-            prefill_pages=pages,
-            chunk_tokens=64,
-        )
+        sizes = {"max_batch": batch, "max_context": context, "decode_pages": pages, "prefill_pages": pages, "chunk_tokens": 64}
+        engine = replace(settings.cluster.engine, **sizes)
         live = launch.build(replace(settings, cluster=replace(settings.cluster, engine=engine)), warm=False)
         bare_loop(live, batch, 2)
         serve(live, batch, settings.steps, "warm")
