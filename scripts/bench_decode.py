@@ -1,6 +1,5 @@
 """The engine's decode throughput beside a bare jitted loop over the same step function: `python scripts/bench_decode.py`."""
 
-import asyncio
 import json
 import statistics
 import time
@@ -10,7 +9,7 @@ import numpy as np
 
 from mooncake_jax import launch
 from mooncake_jax.config import BenchDecodeSettings
-from mooncake_jax.types import Request, SamplingParams
+from mooncake_jax.types import InstanceId, Request, Role, SamplingParams
 
 PROMPT = 48
 """Tokens before the first decode step."""
@@ -23,12 +22,13 @@ def main(settings: BenchDecodeSettings, run: launch.Run) -> None:
         context = -(-(PROMPT + settings.steps + 2) // 64) * 64
         pages = batch * context // settings.cluster.engine.page_size
         sizes = {"max_batch": batch, "max_context": context, "decode_pages": pages, "prefill_pages": pages, "chunk_tokens": 64}
+        sizes = {"max_batch": batch, "max_context": context, "decode_pages": pages, "prefill_pages": pages, "chunk_tokens": 64}
         engine = replace(settings.cluster.engine, **sizes)
         live = launch.build(replace(settings, cluster=replace(settings.cluster, engine=engine)), warm=False)
         bare_loop(live, batch, 2)
-        serve(live, batch, settings.steps, "warm")
+        engine_loop(live, batch, settings.steps, "warm")
         pairs = [
-            (bare_loop(live, batch, settings.steps), serve(live, batch, settings.steps, f"round {i}"))
+            (bare_loop(live, batch, settings.steps), engine_loop(live, batch, settings.steps, f"round {i}"))
             for i in range(settings.rounds)
         ]
         bare, served = (statistics.median(column) for column in zip(*pairs, strict=True))
@@ -63,26 +63,32 @@ def bare_loop(live: launch.Live, batch: int, steps: int) -> float:
     return batch * steps / (time.perf_counter() - start)
 
 
-def serve(live: launch.Live, batch: int, steps: int, name: str) -> float:
-    """Tokens a second of the cluster while all of the batch decode: from the end of the first full step to that of the last."""
+def engine_loop(live: launch.Live, batch: int, steps: int, name: str) -> float:
+    """Tokens a second of the decode instance for as many requests that join at once, from its first full step to its last.
+
+    Their KV comes through the Messenger like any other; prefill is left out, since it would share the processor.
+    """
+    from mooncake_jax.engine import Completion, DecodeJob
+    from mooncake_jax.transfer import Delivery, KVBlocks
+
     cluster = live.cluster
+    instance, model = cluster.instances.decode[0], cluster.model
+    kv = np.zeros((model.layers, 64, 2 * model.kv_heads, model.head_dim), instance.engine.dtype)
     live.busy.clear()
-    rng = np.random.default_rng(list(name.encode()))
-
-    async def client() -> None:
-        streams = []
-        for i in range(batch):
-            tokens = rng.integers(0, live.model.vocab, PROMPT, dtype=np.int32)
-            now = cluster.clock()
-            sampling = SamplingParams(ignore_eos=True)
-            output = steps + 2
-            streams.append(cluster.submit(Request(f"{name}/{i}", now, PROMPT, output, tokens=tokens, sampling=sampling)))
-        for stream in streams:
-            await stream.record()
-
-    asyncio.run(launch.serving(cluster, client()))
+    for i in range(batch):
+        tokens = np.zeros((PROMPT,), np.int32)
+        request = Request(f"{name}/{i}", 0.0, PROMPT, steps + 2, tokens=tokens, sampling=SamplingParams(ignore_eos=True))
+        job = DecodeJob(request, Completion(request, frozenset(), None, lambda output: None))
+        instance.expect(job)
+        blocks = KVBlocks(request.id, InstanceId(Role.PREFILL, 0), range(model.layers), range(PROMPT), kv)
+        instance.receive(job, Delivery(cluster.messenger, blocks, instance.id, deadline=float("inf")))
+        job.completion.accept(0, 0.0, cluster.clock())
+        instance.start(job, 0, 0.0)
+    while not instance.idle:
+        if not instance.step(cluster.clock()):
+            time.sleep(0.0005)
     full = [span.end for span in live.busy if span.name == f"decode {batch}"]
-    return batch * (len(full) - 1) / (full[-1] - full[0]) if len(full) > 1 else float("nan")
+    return batch * (len(full) - 1) / (full[-1] - full[0])
 
 
 if __name__ == "__main__":

@@ -49,9 +49,8 @@ def main(settings: BenchOverlapSettings, run: launch.Run) -> None:
         "compute + move": compute + move,
         "measured: arrival to second token": slow.second,
     }
-    print(
-        f"{tokens} prompt tokens, {nbytes / 1e6:.1f} MB of KV, link {nbytes / compute / 1e6:.1f} MB/s, medians of {settings.rounds}"
-    )
+    link = nbytes / compute / 1e6
+    print(f"{tokens} prompt tokens, {nbytes / 1e6:.1f} MB of KV, link {link:.1f} MB/s, medians of {settings.rounds}")
     for name, seconds in rows.items():
         print(f"  {name:<36} {seconds:8.3f} s")
     hidden = (compute + move + rest - slow.second) / move
