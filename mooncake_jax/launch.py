@@ -146,6 +146,7 @@ def _lines() -> Show:
 def configure_jax(runtime: RuntimeSettings) -> None:
     """Emulated CPU devices, and compiled programs kept between runs. Before the first use of JAX in the process.
 
+    Programs are kept under a hash of all that they depend on, the CPU's features included, so machines may share the folder.
     Raises UserError if the process already has another number of CPU devices.
     """
     import jax

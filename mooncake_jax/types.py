@@ -50,7 +50,7 @@ class SamplingParams:
 
     temperature: float = 0.0
     top_k: int = 0
-    """Keep the k likeliest tokens; 0 keeps all."""
+    """Keep the k likeliest tokens; 0 or -1 keeps all."""
     top_p: float = 1.0
     """Keep the smallest set of likeliest tokens whose probability reaches p."""
     seed: int = 0
@@ -62,8 +62,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature={self.temperature} must be 0 or more and finite")
-        if not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise UserError(f"top_p={self.top_p} must be within (0, 1] and top_k={self.top_k} at least 0")
+        if not 0 < self.top_p <= 1 or self.top_k < -1:
+            raise UserError(f"top_p={self.top_p} must be within (0, 1] and top_k={self.top_k} at least -1")
         if "" in self.stop:
             raise UserError("a stop string must not be empty")
 
