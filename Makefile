@@ -17,7 +17,7 @@ demo: $(INSTALLED)
 	$(PYTHON) scripts/replay.py ask="What is the capital of France? Answer in one sentence."
 
 test: $(INSTALLED)
-	$(PYTHON) -m pytest -m "not slow"
+	$(PYTHON) -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(INSTALLED)
 	$(PYTHON) -m pytest -m slow
