@@ -15,8 +15,8 @@ from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from mooncake_jax.cluster_config import ClusterConfig
 from mooncake_jax.errors import UserError
-from mooncake_jax.runtime.config import ClusterConfig
 from mooncake_jax.types import SLO
 from mooncake_jax.workload import WorkloadConfig
 

@@ -1,8 +1,8 @@
 """Prefill and decode instances: chunking, layer groups, batching, sampling."""
 
+from mooncake_jax.cluster_config import EngineConfig
 from mooncake_jax.engine import programs
 from mooncake_jax.engine.completion import Completion, Detokenizer, FinishReason, TokenOutput
-from mooncake_jax.engine.config import EngineConfig
 from mooncake_jax.engine.decode import DecodeInstance, DecodeJob, DecodeState, Ended, Joined, Lost
 from mooncake_jax.engine.prefill import FirstToken, PrefillInstance, PrefillJob, PrefillState, Shipped
 from mooncake_jax.engine.stage import stage_meshes

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from mooncake_jax.cluster_config import EngineConfig
 from mooncake_jax.engine import programs, sampling
 from mooncake_jax.engine.completion import Completion
-from mooncake_jax.engine.config import EngineConfig
 from mooncake_jax.engine.shapes import bucket
 from mooncake_jax.engine.stage import Stage
 from mooncake_jax.kvcache import PageAllocator

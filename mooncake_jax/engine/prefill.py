@@ -16,9 +16,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from mooncake_jax.cluster_config import EngineConfig
 from mooncake_jax.engine import programs, sampling
 from mooncake_jax.engine.completion import Completion
-from mooncake_jax.engine.config import EngineConfig
 from mooncake_jax.engine.shapes import bucket
 from mooncake_jax.engine.stage import Group, Stage
 from mooncake_jax.engine.store import PoolWriter

@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from mooncake_jax.cluster_config import EngineConfig
 from mooncake_jax.engine import programs
-from mooncake_jax.engine.config import EngineConfig
 from mooncake_jax.engine.shapes import bucket
 from mooncake_jax.models.config import ModelConfig
 from mooncake_jax.models.decoder import slice_params

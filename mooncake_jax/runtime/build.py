@@ -7,11 +7,11 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from mooncake_jax.cluster_config import ClusterConfig
 from mooncake_jax.engine import DecodeInstance, Detokenizer, PoolWriter, PrefillInstance, stage_meshes
 from mooncake_jax.errors import UserError
 from mooncake_jax.models import ModelConfig, check_mesh, param_targets
 from mooncake_jax.runtime.cluster import Cluster, Instances
-from mooncake_jax.runtime.config import ClusterConfig
 from mooncake_jax.runtime.promises import PrefixBooks
 from mooncake_jax.sched import Conductor, Decision, Measured
 from mooncake_jax.transfer import Endpoint, HostPool, Messenger

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mooncake_jax.cluster_config import ClusterConfig
 from mooncake_jax.engine import (
     Completion,
     DecodeInstance,
@@ -28,7 +29,6 @@ from mooncake_jax.engine import (
 )
 from mooncake_jax.errors import UserError
 from mooncake_jax.kvcache import BlockPool, block_keys, model_seed
-from mooncake_jax.runtime.config import ClusterConfig
 from mooncake_jax.runtime.fetch import PeerFetch
 from mooncake_jax.runtime.live import LiveRequest, Stream
 from mooncake_jax.runtime.promises import PrefixBooks
