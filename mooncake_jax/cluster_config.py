@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from mooncake_jax.errors import UserError
 
+_DTYPES = ("float32", "bfloat16", "float16")
+_ATTENTION = ("auto", "reference", "xla")
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -16,24 +19,24 @@ class EngineConfig:
     """Tokens a page: the unit of the kernels."""
     block_size: int = 16
     """Tokens a block: the unit of hashing, caching and eviction. A whole number of pages."""
-    chunk_tokens: int = 256
+    chunk_tokens: int = 128
     """Most tokens a prefill pass computes; a longer prompt takes several passes."""
     pack: int = 8
     """Most requests that share a prefill pass."""
-    layer_group: int = 10
+    layer_group: int = 5
     """Layers computed before their KV leaves for the decode instance. 0 means all layers of a stage at once."""
     max_context: int = 2048
     """Most tokens, prompt and output together, of one request."""
-    max_batch: int = 16
+    max_batch: int = 8
     """Most requests in one decode step."""
-    prefill_pages: int = 512
+    prefill_pages: int = 256
     """Device pages of a prefill instance, in use and cached."""
-    decode_pages: int = 1024
+    decode_pages: int = 512
     """Device pages of a decode instance."""
     dtype: str = "float32"
     """Of weights, activations and KV. float32 is the fast one on CPU, bfloat16 on TPU and GPU."""
     attention: str = "auto"
-    """Implementation of the attention kernels: auto, or one of `attention.IMPLEMENTATIONS`."""
+    """Implementation of the attention kernels: auto (by the platform), reference, or xla."""
     send_ahead: int = 8
     """Chunks of KV that may wait for the network before prefill pauses: what a slow link can make it hold."""
     lookahead: int = 2
@@ -42,16 +45,22 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("page_size", "block_size", "chunk_tokens", "pack", "max_context", "max_batch", "send_ahead", "lookahead"):
             if getattr(self, name) < 1:
-                raise UserError(f"engine.{name}={getattr(self, name)} must be at least 1")
+                raise UserError(f"cluster.engine.{name}={getattr(self, name)} must be at least 1")
+        if self.layer_group < 0:
+            raise UserError(f"cluster.engine.layer_group={self.layer_group} must be at least 1, or 0 for all layers at once")
+        for name, value, known in (("dtype", self.dtype, _DTYPES), ("attention", self.attention, _ATTENTION)):
+            if value not in known:
+                raise UserError(f"cluster.engine.{name}={value} must be one of {', '.join(known)}")
         for name in ("block_size", "chunk_tokens", "max_context"):
             if getattr(self, name) % self.page_size:
                 raise UserError(
-                    f"engine.{name}={getattr(self, name)} must be a whole number of pages of page_size={self.page_size} tokens"
+                    f"cluster.engine.{name}={getattr(self, name)} must be a whole number of pages of "
+                    f"page_size={self.page_size} tokens"
                 )
         for name in ("prefill_pages", "decode_pages"):
             if getattr(self, name) * self.page_size < self.max_context:
                 raise UserError(
-                    f"engine.{name}={getattr(self, name)} pages of {self.page_size} tokens cannot hold one request of "
+                    f"cluster.engine.{name}={getattr(self, name)} pages of {self.page_size} tokens cannot hold one request of "
                     f"max_context={self.max_context} tokens"
                 )
 

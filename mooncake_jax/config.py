@@ -134,12 +134,20 @@ class BenchDecodeSettings(LiveSettings):
     rounds: int = 9
     """The median of so many rounds counts; bare loop and engine take turns, so that a busy machine hits both."""
 
+    def __post_init__(self) -> None:
+        if min([*self.batches, self.steps, self.rounds], default=0) < 1 or not self.batches:
+            raise UserError(f"batches={self.batches}, steps={self.steps} and rounds={self.rounds} must all be at least 1")
+
 
 @dataclass(frozen=True)
 class BenchOverlapSettings(LiveSettings):
     prompt_tokens: int = 1024
     rounds: int = 5
     """The median of so many requests counts."""
+
+    def __post_init__(self) -> None:
+        if min(self.prompt_tokens, self.rounds) < 1:
+            raise UserError(f"prompt_tokens={self.prompt_tokens} and rounds={self.rounds} must be at least 1")
 
 
 _NOISE = re.compile(

@@ -105,7 +105,7 @@ def quote_texts(arguments: list[str]) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]:
         return text
     text = text.replace("${", r"\${")
     return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
@@ -260,6 +260,7 @@ def build(
 
     from mooncake_jax.models import load_params
     from mooncake_jax.runtime import build_cluster, warm_up
+    from mooncake_jax.transfer import Messenger
 
     busy: list[Span] = []
     start = time.perf_counter()
@@ -271,7 +272,7 @@ def build(
             model.checkpoint.config,
             partial(load_params, model.checkpoint),
             conductor,
-            make(settings.messenger, "messenger"),
+            make(settings.messenger, "messenger", Messenger),
             lambda: time.perf_counter() - start,
             eos_ids=frozenset(model.checkpoint.config.eos_ids) | frozenset(model.tokenizer.eos_ids if model.tokenizer else ()),
             detokenizer=None if model.tokenizer is None else model.tokenizer.stream,

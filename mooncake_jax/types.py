@@ -13,8 +13,6 @@ from mooncake_jax.errors import UserError
 
 TENSOR_AXIS = "tensor"
 """Mesh axis over which heads, the feed-forward width and the vocabulary are cut."""
-STAGE_AXIS = "stage"
-"""Mesh axis over which the layers of a prefill instance are cut (chunked pipeline parallelism)."""
 
 
 class Role(enum.StrEnum):

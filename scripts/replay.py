@@ -1,6 +1,7 @@
 """Serves a trace by a live cluster, open loop: `python scripts/replay.py workload=mooncake workload.path=FILE`."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Mapping
 
@@ -104,6 +105,8 @@ async def replay(live: launch.Live, requests: list[Request], tracker: report.Tra
             return await workload.replay(requests, submit, cluster.clock, asyncio.sleep, count)
         finally:
             watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher  # a tracker that failed is heard of
 
 
 def load(gauges: Mapping[str, float]) -> str:

@@ -162,8 +162,8 @@ class DecodeInstance:
 
     def _poll_arrivals(self, now: float, events: list) -> None:
         for job in self.waiting:
-            still = []
-            for delivery in job._deliveries:
+            deliveries, job._deliveries = job._deliveries, []
+            for i, delivery in enumerate(deliveries):
                 state = delivery.poll(now)
                 if state is TransferState.DONE:
                     job.pieces.append(delivery.take())
@@ -173,11 +173,10 @@ class DecodeInstance:
                         job.arrived_at = now
                 elif state.terminal:
                     events.append(Lost(job, delivery.reason))
+                    job._deliveries += deliveries[i:]
                     break
                 else:
-                    still.append(delivery)
-            else:
-                job._deliveries = still
+                    job._deliveries.append(delivery)
 
     def _join(self, now: float, events: list) -> None:
         """First come, first served among requests whose KV and first token are here; each gets all the pages it may need."""

@@ -8,6 +8,7 @@ soon as the last program that reads them was dispatched; chunk c enters stage 0 
 """
 
 import enum
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +46,9 @@ _LEGAL = {
 }
 
 
+_SERIAL = itertools.count()
+
+
 @dataclass(eq=False)
 class PrefillJob:
     """A request at a prefill instance. `to` is None when nothing follows the first token."""
@@ -57,7 +61,8 @@ class PrefillJob:
     """False while a prefix is being fetched from a peer; the queue is first come, first served and waits."""
     fetched: frozenset[int] = frozenset()
     """Keys that came to the host pool for this request, from a peer."""
-    submitted: float = 0.0
+    owner: str = field(default_factory=lambda: f"prefill {next(_SERIAL)}")
+    """Whose the blocks are that it opens in the host pool: this attempt's, since a request may come back."""
     state: PrefillState = PrefillState.QUEUED
     computed: int = 0
     """Prompt tokens whose KV exists or has been dispatched."""
@@ -136,8 +141,7 @@ class PrefillInstance:
 
     # --- what the runtime calls -------------------------------------------------------------------------------------
 
-    def submit(self, job: PrefillJob, now: float) -> None:
-        job.submitted = now
+    def submit(self, job: PrefillJob) -> None:
         self.queue.append(job)
 
     def abort(self, job: PrefillJob) -> None:
@@ -146,7 +150,7 @@ class PrefillInstance:
             self.queue.remove(job)
         if job.state not in (PrefillState.DONE, PrefillState.ABORTED):
             job.move(PrefillState.ABORTED)
-        self.writer.abandon(job.request.id, job.request.keys[job.computed // self.engine.block_size :])
+        self.writer.abandon(job.owner, job.request.keys[job.computed // self.engine.block_size :])
         self._release(job)
 
     def step(self, now: float) -> list[FirstToken | Shipped]:
@@ -365,16 +369,16 @@ class PrefillInstance:
         engine, request = self.engine, job.request
         fresh = start >= self._cached(job)
         if fresh and group.layers.start == 0:
-            self.writer.open(request.id, request.keys, range(start, stop))
+            self.writer.open(job.owner, request.keys, range(start, stop))
         for a in range(start, stop, engine.chunk_tokens):
             tokens = range(a, min(a + engine.chunk_tokens, stop))
-            kept = fresh and self.writer.wants(request.id, request.keys, tokens)
+            kept = fresh and self.writer.wants(job.owner, request.keys, tokens)
             if job.to is None and not kept:
                 continue
             ids = job._pages[a // engine.page_size : -(-tokens.stop // engine.page_size)]
             kv = stage.gather(group, ids)
             if kept:
-                self.writer.add(request.id, request.keys, group.layers, tokens, kv)
+                self.writer.add(job.owner, request.keys, group.layers, tokens, kv)
             if job.to is not None:
                 blocks = KVBlocks(request.id, self.id, group.layers, tokens, kv)
                 delivery = Delivery(self._messenger, blocks, job.to, deadline=job.deadline)

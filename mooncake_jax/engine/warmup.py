@@ -70,7 +70,7 @@ def warm_prefill(instance: PrefillInstance, sampled: bool, timed: bool = True) -
         return programs.first_token(stage.model, stage.head, x, placed.last_rows, choice, sampled=sampled).token
 
     for size in buckets(engine.page_size, engine.chunk_tokens):
-        for cached in sorted({0, engine.max_context - engine.chunk_tokens}) if timed else ():
+        for cached in sorted({0, max(0, engine.max_context - engine.chunk_tokens)}) if timed else ():
             samples.append((cached + size, cached, _timed(lambda s=size, c=cached: run(s, c, False))))
         if not timed:
             jax.block_until_ready(run(size, 0, False))

@@ -76,7 +76,11 @@ def build_cluster(
     books: PrefixBooks
 
     def make_prefill(id: InstanceId) -> PrefillInstance:
-        pool = HostPool(cluster.host_pool.blocks, model.layers, engine.block_size, 2 * model.kv_heads, model.head_dim, dtype)
+        slots = cluster.host_pool.blocks
+        try:
+            pool = HostPool(slots, model.layers, engine.block_size, 2 * model.kv_heads, model.head_dim, dtype)
+        except MemoryError as error:
+            raise UserError(f"cluster.host_pool.blocks={slots} is more than this machine can hold: {error}") from error
         writer = PoolWriter(pool, lambda key: books.stored(id.index, key), lambda key: books.evicted(id.index, key))
 
         def on_pass(rows: list[tuple[int, int]], start: float, end: float) -> None:

@@ -77,7 +77,7 @@ class Cluster:
         self._kv_bytes = model.kv_bytes_per_token(np.dtype(config.engine.dtype).itemsize)
         self.live: dict[str, LiveRequest] = {}
         self._streams: dict[str, Stream] = {}
-        self._deadlines: list[tuple[float, int, LiveRequest]] = []
+        self._deadlines: list[tuple[float, int, str]] = []
         self._serial = itertools.count()
         self.replaced = 0
         """Times a request was placed again, its KV lost with an instance or on the way."""
@@ -117,7 +117,8 @@ class Cluster:
         completion = Completion(request, self._eos_ids, detokenizer, stream.put)
         live = LiveRequest(request, request, deadline, completion)
         self.live[request.id], self._streams[request.id] = live, stream
-        heapq.heappush(self._deadlines, (deadline, next(self._serial), live))
+        live.number = next(self._serial)
+        heapq.heappush(self._deadlines, (deadline, live.number, request.id))
         self._place(live, now)
         return stream
 
@@ -172,8 +173,9 @@ class Cluster:
                 elif isinstance(event, Lost):
                     self._retry(live, self.clock(), event.reason)
         while self._deadlines and self._deadlines[0][0] < now:
-            _, _, live = heapq.heappop(self._deadlines)
-            if live.record is None:
+            _, number, id = heapq.heappop(self._deadlines)
+            live = self.live.get(id)
+            if live is not None and live.number == number:
                 self._end(live, Status.EXPIRED, now, self._where(live))
                 happened = True
         return happened
@@ -195,6 +197,7 @@ class Cluster:
             for live in self.live.values():
                 if live.fetch is not None and live.fetch.source == id:
                     live.fetch.cancel(now)
+                    self._fetched(live)
             self.books.reset(id.index, BlockPool(0))
         for live in victims:
             self._retry(live, now, f"{id} died")
@@ -308,7 +311,7 @@ class Cluster:
         if self.config.host_pool.blocks:
             self.books.promise(outcome.prefill, attempt.keys, serial)
             live.promised = True
-        prefill.submit(job, now)
+        prefill.submit(job)
 
     def _fetched(self, live: LiveRequest) -> None:
         fetch = live.fetch
@@ -362,10 +365,10 @@ class Cluster:
 
     def _retry(self, live: LiveRequest, now: float, reason: str) -> None:
         if now > live.deadline:
-            self._end(live, Status.EXPIRED, now, self._where(live))
+            waited = reason if live.prefill_job is None else self._where(live)
+            self._end(live, Status.EXPIRED, now, waited)
             return
         self._give_back(live, now)
-        self.replaced += 1
         if live.tries >= self.config.tries:
             self._end(live, Status.FAILED, now, reason)
             return
@@ -373,6 +376,7 @@ class Cluster:
         if live.attempt.output_tokens < 1:
             self._end(live, Status.COMPLETED, now, str(FinishReason.LENGTH))
         else:
+            self.replaced += 1
             self._place(live, now)
 
     def _settle(self, live: LiveRequest) -> None:

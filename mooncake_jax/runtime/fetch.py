@@ -34,7 +34,7 @@ class PeerFetch:
         self.target, self._writer = target
         self._messenger, self._promised = messenger, promised
         self._layers, self._deadline, self._unit = layers, deadline, unit_blocks
-        self._owner = f"{request.id}/fetch"
+        self._owner = f"fetch {id(self)}"
         self._pinned: tuple[int, ...] = ()
         self._deliveries: list[Delivery] | None = None
         self.fetched: frozenset[int] = frozenset()

@@ -23,6 +23,8 @@ class LiveRequest:
     prefill_job: PrefillJob | None = None
     decode_job: DecodeJob | None = None
     fetch: PeerFetch | None = None
+    number: int = 0
+    """Of the submission: ids may be used again."""
     serial: int = 0
     """Number of the placement; later ones are larger."""
     promised: bool = False

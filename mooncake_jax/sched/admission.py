@@ -38,7 +38,7 @@ class EarlyRejection:
 
     def __init__(self, threshold: float | int = 1.0):
         if not threshold > 0:
-            raise UserError(f"admission.threshold is {threshold}; it must be more than 0")
+            raise UserError(f"conductor.admission.threshold is {threshold}; it must be more than 0")
         self.threshold = threshold
 
     def admit(

@@ -32,9 +32,9 @@ class Measured:
 
     def __init__(self, prior: ClosedForm | None = None, smoothing: float | int = 0.1, bound: float | int = 4.0):
         if not 0 < smoothing <= 1:
-            raise UserError(f"estimator.smoothing is {smoothing}; it must be more than 0 and at most 1")
+            raise UserError(f"conductor.estimator.smoothing is {smoothing}; it must be more than 0 and at most 1")
         if not bound >= 1:
-            raise UserError(f"estimator.bound is {bound}; it must be 1 or more")
+            raise UserError(f"conductor.estimator.bound is {bound}; it must be 1 or more")
         self.coefficients = ClosedForm() if prior is None else prior
         """As fitted, without corrections."""
         self.relative_error = RelativeError()

@@ -87,7 +87,7 @@ class KVCacheCentric:
 
     def __init__(self, balancing_threshold: float | int = 1.5):
         if not balancing_threshold >= 1:
-            raise UserError(f"pairing.balancing_threshold is {balancing_threshold}; it must be 1 or more")
+            raise UserError(f"conductor.pairing.balancing_threshold is {balancing_threshold}; it must be 1 or more")
         self.balancing_threshold = balancing_threshold
 
     def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:

@@ -27,7 +27,7 @@ class LinkConfig:
     def __post_init__(self) -> None:
         if not self.bandwidth > 0 or self.latency < 0 or not 0 <= self.failure_rate <= 1:
             raise UserError(
-                f"messenger: bandwidth={self.bandwidth} must be above 0, latency={self.latency} at least 0 and "
+                f"messenger.link: bandwidth={self.bandwidth} must be above 0, latency={self.latency} at least 0 and "
                 f"failure_rate={self.failure_rate} within [0, 1]"
             )
 

@@ -138,7 +138,7 @@ def test_an_argument_that_a_policy_does_not_take(script: Script):
 
 def test_an_argument_that_a_policy_refuses(script: Script):
     sentence = script("replay", "conductor.pairing.balancing_threshold=0.5").sentence()
-    assert sentence == "pairing.balancing_threshold is 0.5; it must be 1 or more"
+    assert sentence == "conductor.pairing.balancing_threshold is 0.5; it must be 1 or more"
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
