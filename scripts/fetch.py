@@ -5,10 +5,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from mooncake_jax import launch
 from mooncake_jax.config import FetchSettings
 from mooncake_jax.errors import UserError
-from mooncake_jax.models.fetch import TRACES, fetch_model, fetch_trace
 
 
 def main(settings: FetchSettings, run: launch.Run) -> None:
+    from mooncake_jax.models.fetch import TRACES, fetch_model, fetch_trace
+
     if settings.model.name is None and settings.trace is None:
         raise UserError(f"nothing to fetch; add model=smollm2_135m or trace=NAME, where NAME is one of {', '.join(TRACES)}")
     if settings.model.name is not None:
