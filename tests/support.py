@@ -98,7 +98,7 @@ def serve(cluster: Cluster, *batches: list[Request]) -> tuple[list[RequestRecord
 
 @lru_cache(maxsize=1)
 def _logits():
-    return jax.jit(lambda tokens: forward(MODEL, params(), tokens))
+    return jax.jit(forward, static_argnums=0)
 
 
 def assert_greedy(tokens, output: list[int]) -> None:
@@ -109,7 +109,7 @@ def assert_greedy(tokens, output: list[int]) -> None:
     whole = [*np.asarray(tokens).tolist(), *output]
     padded = np.zeros((-(-len(whole) // 64) * 64,), np.int32)
     padded[: len(whole)] = whole
-    best = np.argmax(np.asarray(_logits()(jnp.asarray(padded))), axis=-1)
+    best = np.argmax(np.asarray(_logits()(MODEL, params(), jnp.asarray(padded))), axis=-1)
     assert best[len(tokens) - 1 : len(whole) - 1].tolist() == output
 
 

@@ -46,10 +46,10 @@ def test_disaggregated_smollm2_says_what_a_plain_forward_and_transformers_say(sm
 
     mesh = stage_meshes(jax.devices()[:1], 1, 1)[0]
     params = load_params(checkpoint, param_targets(model, mesh, jnp.float32))
-    logits = jax.jit(lambda tokens: jnp.argmax(forward(model, params, tokens), axis=-1))
+    likeliest = jax.jit(lambda params, tokens: jnp.argmax(forward(model, params, tokens), axis=-1))
     for tokens, output in zip(prompts, said, strict=True):
         whole = np.concatenate([tokens, output])
         padded = np.zeros((-(-len(whole) // 64) * 64,), np.int32)
         padded[: len(whole)] = whole
-        best = np.asarray(logits(jnp.asarray(padded)))
+        best = np.asarray(likeliest(params, jnp.asarray(padded)))
         assert best[len(tokens) - 1 : len(whole) - 1].tolist() == output
