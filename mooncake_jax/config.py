@@ -5,8 +5,7 @@ Code sees the dataclasses only. What a user may replace by a class of their own 
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -17,6 +16,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from mooncake_jax.cluster_config import ClusterConfig
 from mooncake_jax.errors import UserError
+from mooncake_jax.sched import ModelShape
 from mooncake_jax.types import SLO
 from mooncake_jax.workload import WorkloadConfig
 
@@ -32,6 +32,8 @@ class ModelSource:
     """A model that is downloaded at its first use: one of `models.fetch.MODELS`."""
     path: str | None = None
     """A checkpoint on disk, which goes before `name`: GGUF file, Hugging Face folder, or folder of `models.orbax.save`."""
+    shape: ModelShape | None = None
+    """Its sizes, which a simulation needs instead of weights."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class ConductorSettings:
     decode_choice: Component = MISSING
     admission: Component = MISSING
     estimator: Component = MISSING
+    replication: Component = MISSING
+    roles: Component = MISSING
+    queue_order: Component = MISSING
+    """Of every prefill instance; the live engine knows first come, first served only."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,22 @@ class FetchSettings:
 
 
 @dataclass(frozen=True)
+class AblateSettings:
+    folder: str = MISSING
+    """The folder of a sweep: multirun/DATE/TIME."""
+    metrics: list[str] = field(
+        default_factory=lambda: ["ttft/mean", "ttft/p90", "tbt/p90", "goodput/rate", "goodput/share", "reuse/share"]
+    )
+    """Numbers of summary.json, the inner key after a slash."""
+    tracker: Component = MISSING
+    """Gets every run of the sweep as a run of its own."""
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            raise UserError("metrics is empty; name at least one number of summary.json, such as metrics=[ttft/mean]")
+
+
+@dataclass(frozen=True)
 class BenchDecodeSettings(LiveSettings):
     batches: list[int] = field(default_factory=lambda: [8, 32])
     """Requests decoded at once."""
@@ -160,6 +182,7 @@ SCHEMAS = {
     "replay": ReplaySettings,
     "generate": GenerateSettings,
     "fetch": FetchSettings,
+    "ablate": AblateSettings,
     "bench_decode": BenchDecodeSettings,
     "bench_overlap": BenchOverlapSettings,
 }
@@ -170,8 +193,7 @@ def register() -> None:
     """Makes the schemas known to Hydra."""
     for name, schema in SCHEMAS.items():
         node = OmegaConf.structured(schema)
-        for part in _nodes(node):
-            OmegaConf.set_readonly(part, None)  # frozen dataclasses make read-only nodes, which overrides cannot fill
+        _open(node)
         if issubclass(schema, LiveSettings):
             node.cluster.engine.block_size = "${cluster.block_size}"
             node.model.path = MISSING  # a YAML file that leaves it out asks the user for it
@@ -180,12 +202,18 @@ def register() -> None:
         ConfigStore.instance().store(name=f"{name}_schema", node=node)
 
 
-def _nodes(node: DictConfig) -> Iterator[DictConfig]:
-    yield node
+def _open(node: DictConfig) -> None:
+    """Lets overrides fill it, since frozen dataclasses make read-only nodes. Records without a default get empty fields."""
+    OmegaConf.set_readonly(node, None)
+    if node._is_none():
+        return
     for key in node:
         child = node._get_node(key)
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
-            yield from _nodes(child)
+        if isinstance(child, DictConfig) and child._is_missing() and is_dataclass(child._metadata.ref_type):
+            node[key] = OmegaConf.structured(child._metadata.ref_type)
+            child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_missing():
+            _open(child)
 
 
 def read(config: DictConfig) -> Any:

@@ -28,7 +28,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from mooncake_jax.config import LiveSettings, ModelSource, RuntimeSettings, make, one_sentence, plain, read, register
 from mooncake_jax.errors import UserError
-from mooncake_jax.sched import AdmissionPolicy, Conductor, Decision, DecodePolicy, Estimator, PairingPolicy
+from mooncake_jax.sched import (
+    AdmissionPolicy,
+    Conductor,
+    Decision,
+    DecodePolicy,
+    Estimator,
+    FirstCome,
+    PairingPolicy,
+    QueueOrder,
+    ReplicationPolicy,
+    RolePolicy,
+    Sample,
+)
 from mooncake_jax.types import Request, RequestRecord, SamplingParams, Span
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -212,6 +224,8 @@ def open_model(source: ModelSource) -> Model:
     from mooncake_jax.models import fetch_model, open_checkpoint, open_tokenizer
 
     if source.path is None and source.name is None:
+        if source.shape is not None:
+            raise UserError("of this model only the sizes are known; give its weights by model.path=FOLDER_OR_GGUF_FILE")
         raise UserError("no model is chosen; add model=smollm2_135m, or model=custom model.path=... for one of your own")
     with progress() as show:
         path = source.path or fetch_model(source.name, log=lambda line: show(line, 0, None))
@@ -232,6 +246,8 @@ class Live:
     compilations: Compilations
     busy: list[Span] = field(default_factory=list, repr=False)
     """When which instance worked."""
+    samples: list[Sample] = field(default_factory=list, repr=False)
+    """How long every pass, step and fetch took."""
 
 
 def build(
@@ -251,7 +267,11 @@ def build(
         make(settings.conductor.admission, "conductor.admission", AdmissionPolicy),
         make(settings.conductor.estimator, "conductor.estimator", Estimator),
         settings.slo,
+        replication=make(settings.conductor.replication, "conductor.replication", ReplicationPolicy),
+        roles=make(settings.conductor.roles, "conductor.roles", RolePolicy),
     )
+    if not isinstance(make(settings.conductor.queue_order, "conductor.queue_order", QueueOrder), FirstCome):
+        raise UserError("conductor.queue_order is for the simulator only; a live cluster serves first come, first served")
     configure_jax(settings.runtime)
     compilations = Compilations()
     model = open_model(settings.model)
@@ -263,6 +283,7 @@ def build(
     from mooncake_jax.transfer import Messenger
 
     busy: list[Span] = []
+    samples: list[Sample] = []
     start = time.perf_counter()
     instances = settings.cluster.prefill.count + settings.cluster.decode.count
     loaded = itertools.count()
@@ -278,11 +299,12 @@ def build(
             detokenizer=None if model.tokenizer is None else model.tokenizer.stream,
             on_decision=on_decision,
             busy=busy,
+            samples=samples,
             progress=lambda what: show(what, next(loaded), instances),
         )
         if warm:
             warm_up(cluster, sampled=False, progress=lambda what, step, steps: show(what, step - 1, steps))
-    return Live(cluster, model, compilations, busy)
+    return Live(cluster, model, compilations, busy, samples)
 
 
 async def serving[T](cluster: "mooncake_jax.runtime.Cluster", work: Coroutine[Any, Any, T]) -> T:

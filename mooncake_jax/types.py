@@ -66,7 +66,7 @@ class SamplingParams:
             raise UserError("a stop string must not be empty")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """A prompt and an output limit. A live request has `tokens`; a simulated one only lengths and keys."""
 
@@ -93,7 +93,7 @@ class SLO:
     tbt: float = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fetch:
     """Order to copy the leading `blocks` of a prompt from the host pool of prefill instance `source`."""
 
@@ -101,7 +101,7 @@ class Fetch:
     blocks: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The Conductor's yes: who prefills, who decodes, what is reused.
 
@@ -117,7 +117,7 @@ class Placement:
     tbt: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rejection:
     """The Conductor's no: one sentence, and seconds after which a retry may succeed."""
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from mooncake_jax import launch, report, workload
 from mooncake_jax.config import ReplaySettings, make
 from mooncake_jax.errors import UserError
+from mooncake_jax.sched import write_samples
 from mooncake_jax.types import InstanceId, Request, RequestRecord, Role, SamplingParams, Status
 
 GAUGES_S = 1.0
@@ -34,11 +35,13 @@ def main(settings: ReplaySettings, run: launch.Run) -> None:
         if settings.ask is not None:
             asyncio.run(launch.serving(live.cluster, ask(live, settings.ask)))
             live.busy.clear()
+            live.samples.clear()
         tracker = tracking.build(run.folder, run.settings)
         try:
             compiled = live.compilations.count
             outcome = asyncio.run(launch.serving(live.cluster, replay(live, requests, tracker)))
             facts = {"compilations_while_serving": live.compilations.count - compiled, "client_lag_s": outcome.max_lag}
+            write_samples(run.folder / "samples.csv", live.samples)
             summary = report.write_run(
                 run.folder,
                 outcome.records,

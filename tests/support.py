@@ -1,13 +1,16 @@
 """Small real clusters for tests: a random model with 8 KV heads, and an oracle that knows nothing of caches."""
 
 import asyncio
+import os
 import time
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from mooncake_jax.engine import EngineConfig
 from mooncake_jax.models import ModelConfig, forward, random_params
@@ -30,6 +33,15 @@ ENGINE = EngineConfig(
     prefill_pages=96,
     decode_pages=128,
 )
+
+
+def published_trace(name: str) -> Path:
+    """Mooncake's `conversation` or `synthetic` trace, from the folder MOONCAKE_JAX_TRACES; skips the test where it is not."""
+    folder = os.environ.get("MOONCAKE_JAX_TRACES") or Path(__file__).parents[2] / "shared/data/traces"
+    path = Path(folder) / f"{name}_trace.jsonl"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not in the folder that MOONCAKE_JAX_TRACES names")
+    return path
 
 
 @lru_cache(maxsize=4)

@@ -55,8 +55,9 @@ class PoolWriter:
     def open(self, owner: str, keys: Sequence[int], tokens: range) -> None:
         """Reserves slots for blocks that begin within `tokens`, unless they are in the pool or no slot can be had."""
         size = self.pool.block_size
-        for key in keys[-(-tokens.start // size) : -(-tokens.stop // size)]:
-            evicted = self.pool.open(key)
+        for position in range(-(-tokens.start // size), min(-(-tokens.stop // size), len(keys))):
+            key = keys[position]
+            evicted = self.pool.open(key, keys[position - 1] if position else None, position)
             if evicted is not None:
                 self._owners[key] = owner
                 for gone in evicted:

@@ -20,11 +20,12 @@ class PrefixIndex:
         if instances < 0:
             raise UserError(f"the prefix index is for {instances} instances; it needs 0 or more")
         self._instances = instances
-        self._masks: dict[int, int] = {}
+        self.masks: dict[int, int] = {}
+        """Bit mask of instances by key; bit i is instance i. For who keeps the books at speed; others use the methods."""
 
     def __len__(self) -> int:
         """Distinct keys held anywhere."""
-        return len(self._masks)
+        return len(self.masks)
 
     @property
     def instances(self) -> int:
@@ -33,7 +34,7 @@ class PrefixIndex:
     def add(self, instance: int, keys: Iterable[int]) -> None:
         """`instance` now holds `keys`. Adding twice is adding once. Raises ValueError for an unknown instance."""
         bit = self._bit(instance)
-        masks = self._masks
+        masks = self.masks
         for key in keys:
             masks[key] = masks.get(key, 0) | bit
 
@@ -41,13 +42,13 @@ class PrefixIndex:
         """`instance` no longer holds `keys`; others are passed over. Raises ValueError for an unknown instance."""
         bit = self._bit(instance)
         for key in keys:
-            mask = self._masks.get(key, 0)
+            mask = self.masks.get(key, 0)
             if mask & bit:
                 self._store(key, mask ^ bit)
 
     def clear(self, instance: int) -> None:
         """`instance` holds nothing any more (it died, or will be announced afresh). Visits every key."""
-        self.remove(instance, list(self._masks))
+        self.remove(instance, list(self.masks))
 
     def resize(self, instances: int) -> None:
         """Make room for more instances, or drop those from index `instances` on with all they hold. Growing is free."""
@@ -55,19 +56,23 @@ class PrefixIndex:
             raise UserError(f"the prefix index is for {instances} instances; it needs 0 or more")
         if instances < self._instances:
             kept = (1 << instances) - 1
-            for key, mask in list(self._masks.items()):
+            for key, mask in list(self.masks.items()):
                 self._store(key, mask & kept)
         self._instances = instances
 
     def keys(self, instance: int) -> list[int]:
         """All keys held by `instance`, in no particular order. Visits every key."""
         bit = self._bit(instance)
-        return [key for key, mask in self._masks.items() if mask & bit]
+        return [key for key, mask in self.masks.items() if mask & bit]
+
+    def holders(self, key: int) -> int:
+        """Bit mask of the instances that hold `key`."""
+        return self.masks.get(key, 0)
 
     def match(self, keys: Sequence[int]) -> Int64[np.ndarray, "instances"]:
         """How many leading blocks of `keys` each instance holds."""
         lengths = np.zeros(self._instances, np.int64)
-        get = self._masks.get
+        get = self.masks.get
         alive = get(keys[0], 0) if keys else 0
         length = 0
         for key in keys:
@@ -94,9 +99,9 @@ class PrefixIndex:
 
     def _store(self, key: int, mask: int) -> None:
         if mask:
-            self._masks[key] = mask
+            self.masks[key] = mask
         else:
-            del self._masks[key]
+            del self.masks[key]
 
     def _bit(self, instance: int) -> int:
         if not 0 <= instance < self._instances:

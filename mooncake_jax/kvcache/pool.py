@@ -87,8 +87,9 @@ class BlockPool:
         return self._blocks[key].slot
 
     def keys(self) -> tuple[int, ...]:
-        """Keys of the ready blocks, in the order in which they would leave."""
-        return tuple(key for key in self._policy.order() if self._blocks[key].state is BlockState.READY)
+        """Keys of the ready blocks: first those that may leave, in that order."""
+        keys = dict.fromkeys([*self._policy.order(), *self._blocks])
+        return tuple(key for key in keys if self._blocks[key].state is BlockState.READY)
 
     def match(self, keys: Sequence[int]) -> int:
         """Leading blocks of `keys` that are ready. No side effect."""
@@ -104,19 +105,23 @@ class BlockPool:
             if key in self._blocks:
                 self._policy.touch(key)
 
-    def reserve(self, key: int) -> Reservation | None:
+    def reserve(self, key: int, parent: int | None = None, position: int = 0) -> Reservation | None:
         """Take a slot for a block about to be filled (a use of it), evicting another block if the pool is full.
 
+        It is block `position` of its prompt, after block `parent`.
+
         None when there is nothing to do or no room; `state(key)` tells which: FILLING or READY, the block is here already
-        (and has not been touched); ABSENT, every slot is pinned or filling.
+        (and has not been touched); ABSENT, every block is pinned or filling, or has a cached child that keeps it.
         """
         if key in self._blocks or (len(self._blocks) == self.capacity and not self._evictable):
             return None
         evicted = None
         if len(self._blocks) == self.capacity:
-            evicted = next(k for k in self._policy.order() if self._is_evictable(self._blocks[k]))
+            evicted = next((k for k in self._policy.order() if self._is_evictable(self._blocks[k])), None)
+            if evicted is None:
+                return None
             self._move(evicted, BlockState.ABSENT)
-        self._move(key, BlockState.FILLING)
+        self._move(key, BlockState.FILLING, parent, position)
         return Reservation(key, self._blocks[key].slot, evicted)
 
     def commit(self, key: int) -> None:
@@ -159,14 +164,14 @@ class BlockPool:
     def _is_evictable(block: _Block) -> bool:
         return block.state is BlockState.READY and block.pins == 0
 
-    def _move(self, key: int, to: BlockState) -> None:
+    def _move(self, key: int, to: BlockState, parent: int | None = None, position: int = 0) -> None:
         """The one place where a block changes state; keeps slots, policy and counts in step."""
         state = self.state(key)
         if to not in LEGAL_TRANSITIONS[state]:
             raise IllegalTransition(f"block {key:#x} is {state}; it cannot become {to}")
         if to is BlockState.FILLING:
             self._blocks[key] = _Block(self._take_slot(), to)
-            self._policy.insert(key)
+            self._policy.insert(key, parent, position)
         elif to is BlockState.READY:
             self._blocks[key].state = to
             self._evictable += 1

@@ -1,45 +1,18 @@
-"""Plots of a run as PNG files: how latencies are distributed, how load and instances moved over time, what was reused.
+"""Plots of a run as PNG files: how latencies are distributed, how load and instances moved over time, what was reused."""
 
-matplotlib is imported when the first plot is drawn, for its import takes a second; no display or global state is used.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from mooncake_jax.report.metrics import RequestLatency, Summary, end_of, measure
-from mooncake_jax.report.spans import COMPUTE, DECODE, busy_spans, by_instance, intervals_of, mean_open, merge
-from mooncake_jax.types import SLO, RequestRecord, Span, Status
-
-INK, GREY, RULE = "#22303c", "#6b7780", "#d9dee2"
-BLUE, TEAL, OCHRE, BRICK = "#2f5d8a", "#3b8f86", "#c2903a", "#a8442f"
-
-_STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.8,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-    "text.color": INK,
-}
+from mooncake_jax.report.canvas import BLUE, BRICK, GREY, INK, OCHRE, TEAL, figure, lettered, say
+from mooncake_jax.report.columns import RequestColumns, columns_of
+from mooncake_jax.report.latency import TTFT_STAGES
+from mooncake_jax.report.metrics import Summary
+from mooncake_jax.report.spans import COMPUTE, DECODE, Busy, busy_intervals, busy_spans, intervals_of, mean_open, merge
+from mooncake_jax.types import SLO, RequestRecord
 
 _LOAD = {
     "waiting": (("queue", "decode_wait"), BRICK),
@@ -50,55 +23,36 @@ _LOAD = {
 """Curves of the load plot: the spans they count, and their colour."""
 
 _BINS = 200
+_POINTS = 4000
+"""Points of a distribution's curve; more cannot be told apart."""
 
 
-@contextmanager
-def _figure(path: Path, width: float, height: float) -> Iterator[Any]:
-    """A new figure (inches), saved to `path` at the end."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)
-        yield figure
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
-
-
-def _say(axes: Any, text: str) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
-
-
-def plot_latency(path: Path, records: Sequence[RequestRecord], slo: SLO) -> None:
+def plot_latency(path: Path, columns: RequestColumns, slo: SLO) -> None:
     """The share of completed requests with at most a given TTFT, TBT and E2E, with the SLO and the share within it."""
-    latencies = [measure(record) for record in records if record.status is Status.COMPLETED]
-    panels: list[tuple[str, str, str, float, Callable[[RequestLatency], float], float | None]] = [
-        ("Time to first token", "TTFT", "s", 1.0, lambda latency: latency.ttft, slo.ttft),
-        ("Time between tokens (longest 10 %)", "TBT", "ms", 1e3, lambda latency: latency.tbt, slo.tbt),
-        ("End-to-end latency", "E2E", "s", 1.0, lambda latency: latency.e2e, None),
+    panels = [
+        ("Time to first token", "TTFT", "s", 1.0, columns.ttft, slo.ttft),
+        ("Time between tokens (longest 10 %)", "TBT", "ms", 1e3, columns.tbt, slo.tbt),
+        ("End-to-end latency", "E2E", "s", 1.0, columns.e2e, None),
     ]
-    with _figure(path, 13.0, 3.8) as figure:
-        row = figure.subplots(1, 3, sharey=True)
+    with figure(path, 13.0, 3.8) as drawn:
+        row = drawn.subplots(1, 3, sharey=True)
         row[0].set_ylabel("share of completed requests (%)")
-        for axes, (title, name, unit, scale, value, limit) in zip(row, panels, strict=True):
-            values = scale * np.array([value(latency) for latency in latencies if latency is not None], np.float64)
+        for axes, (title, name, unit, scale, seconds, limit) in zip(row, panels, strict=True):
+            values = scale * seconds[columns.completed]
             axes.set_title(title, pad=20)
             axes.set_xlabel(f"{name} ({unit})")
             if len(values):
                 _cdf(axes, np.sort(values), None if limit is None else scale * limit, unit)
             else:
-                _say(axes, "no completed request")
+                say(axes, "no completed request")
 
 
 def _cdf(axes: Any, values: Float64[np.ndarray, " values"], limit: float | None, unit: str) -> None:
-    share = 100 * np.arange(1, len(values) + 1) / len(values)
+    at = np.unique(np.linspace(0, len(values) - 1, min(len(values), _POINTS)).astype(np.int64))
+    share = 100 * (at + 1) / len(values)
     if len(values) == 1:
         axes.plot(values, share, "o", color=BLUE)
-    axes.step(np.repeat(values, [2] + [1] * (len(values) - 1)), [0, *share], where="post", color=BLUE, linewidth=1.8)
+    axes.step([values[0], *values[at]], [0, *share], where="post", color=BLUE, linewidth=1.8)
     axes.set_ylim(0, 103)
     shown = values if limit is None else np.append(values, limit)
     positive = shown[shown > 0]
@@ -116,38 +70,66 @@ def _cdf(axes: Any, values: Float64[np.ndarray, " values"], limit: float | None,
         axes.text(0.0, 1.02, text, transform=axes.transAxes, color=BRICK, va="bottom")
 
 
-def plot_load(path: Path, records: Sequence[RequestRecord], busy: Sequence[Span] = ()) -> None:
+def plot_load(path: Path, run: Sequence[RequestRecord] | RequestColumns, busy: Busy = ()) -> None:
     """Requests waiting, prefilling, moving and decoding over time, and how busy each instance was, both as means over bins.
 
-    Without `busy`, what the instances did follows from the requests' spans.
+    The stages follow from the requests' spans, or where there are none, from arrival, split of TTFT and end. Without `busy`,
+    what the instances did follows from the spans.
     """
-    busy = busy or busy_spans(records)
-    start = min((record.arrival for record in records), default=0.0)
-    ends = [end_of(record) for record in records] + [span.end for span in busy]
+    spans = [] if isinstance(run, RequestColumns) else [span for record in run for span in record.spans]
+    columns = run if isinstance(run, RequestColumns) else columns_of(run)
+    instances = busy_intervals(busy or ([] if isinstance(run, RequestColumns) else busy_spans(run)))
+    start = float(columns.arrival[0]) if len(columns) else 0.0
+    ends = [float(times.max()) for times in (columns.finished, *(spent[:, 1] for spent in instances.values())) if len(times)]
     edges = np.linspace(0.0, max(max(ends, default=start) - start, 1e-9), _BINS + 1)
-    instances = {where: intervals_of(spans) - start for where, spans in by_instance(busy).items()}
     rows = max(len(instances), 1)
-    with _figure(path, 11.0, 4.6 + min(0.24 * rows, 6)) as figure:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, min(0.5 + 0.24 * rows, 6.5)])
+    with figure(path, 11.0, 4.6 + min(0.24 * rows, 6)) as drawn:
+        above, below = drawn.subplots(2, 1, sharex=True, height_ratios=[3, min(0.5 + 0.24 * rows, 6.5)])
         above.set_title("Requests")
         above.set_ylabel("requests (mean over bin)")
         below.set_title("Busy instances")
         below.set_xlabel("time since first arrival (s)")
-        if any(record.spans for record in records):
-            _stages(above, records, start, edges)
+        if len(columns):
+            _stages(above, _from_spans(run) if spans else _from_columns(columns), start, edges)
         else:
-            _say(above, "no spans recorded")
+            say(above, "no requests")
         if instances:
-            _heat(figure, below, instances, edges)
+            _heat(drawn, below, {where: spent - start for where, spent in instances.items()}, edges)
         else:
-            _say(below, "no busy spans recorded")
+            say(below, "no busy spans recorded")
 
 
-def _stages(axes: Any, records: Sequence[RequestRecord], start: float, edges: Float64[np.ndarray, " edges"]) -> None:
+def _from_spans(records: Sequence[RequestRecord]) -> dict[str, Float64[np.ndarray, "_ 2"]]:
+    """The intervals that each curve counts."""
+    return {
+        label: np.concatenate([merge(intervals_of(span for span in record.spans if span.name in names)) for record in records])
+        for label, (names, _) in _LOAD.items()
+    }
+
+
+def _from_columns(columns: RequestColumns) -> dict[str, Float64[np.ndarray, "_ 2"]]:
+    """As `_from_spans`; a request passes the stages one after another, and waits as long as its stages are not known."""
+    began = ~np.isnan(columns.ttft)
+    known = began & ~np.isnan(columns.first_stages) & bool(columns.split)
+    first = columns.arrival + columns.ttft
+    stages = {
+        "queue": np.stack([columns.arrival, np.where(began, first, columns.finished)], axis=1)[~known],
+        DECODE: np.stack([first, columns.finished], axis=1)[began],
+    }
+    at = columns.arrival[known]
+    for stage in TTFT_STAGES:
+        then = at + columns.split[stage][known] if stage in columns.split else at
+        stages[stage] = np.concatenate([stages.get(stage, np.zeros((0, 2))), np.stack([at, then], axis=1)])
+        at = then
+    return {label: np.concatenate([stages[name] for name in names]) for label, (names, _) in _LOAD.items()}
+
+
+def _stages(
+    axes: Any, stages: Mapping[str, Float64[np.ndarray, "_ 2"]], start: float, edges: Float64[np.ndarray, " edges"]
+) -> None:
     middles = (edges[:-1] + edges[1:]) / 2
-    for label, (names, colour) in _LOAD.items():
-        stages = [merge(intervals_of(span for span in record.spans if span.name in names)) for record in records]
-        counts = mean_open(np.concatenate(stages) - start, edges)
+    for label, (_, colour) in _LOAD.items():
+        counts = mean_open(stages[label] - start, edges)
         axes.plot(middles, counts, color=colour, linewidth=1.5, label=label)
         axes.fill_between(middles, counts, color=colour, alpha=0.10, linewidth=0)
     axes.set_ylim(bottom=0)
@@ -156,7 +138,7 @@ def _stages(axes: Any, records: Sequence[RequestRecord], start: float, edges: Fl
     axes.legend(ncols=len(_LOAD), loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
 
 
-def _heat(figure: Any, axes: Any, instances: dict[str, np.ndarray], edges: Float64[np.ndarray, " edges"]) -> None:
+def _heat(drawn: Any, axes: Any, instances: dict[str, np.ndarray], edges: Float64[np.ndarray, " edges"]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     shares = np.stack([100 * mean_open(merge(intervals), edges) for intervals in instances.values()])
@@ -168,7 +150,7 @@ def _heat(figure: Any, axes: Any, instances: dict[str, np.ndarray], edges: Float
     axes.set_ylim(len(instances) - 0.5, -0.5)
     axes.hlines(rows[1:-1], edges[0], edges[-1], color="white", linewidth=1.2)
     axes.grid(False)
-    figure.colorbar(
+    drawn.colorbar(
         mesh, ax=axes, label="busy (%)", pad=0.01, fraction=0.03, aspect=min(12, 5 + len(instances))
     ).outline.set_visible(False)
 
@@ -177,35 +159,28 @@ def plot_reuse(path: Path, summary: Summary) -> None:
     """Prompt tokens of the completed requests by where their KV came from: computed, or reused from a tier."""
     sources = {"computed": summary.reuse.computed} | {str(tier): tokens for tier, tokens in summary.reuse.by_tier.items()}
     total = summary.reuse.prompt
-    with _figure(path, 7.5, 3.2) as figure:
-        axes = figure.subplots()
+    with figure(path, 7.5, 3.2) as drawn:
+        axes = drawn.subplots()
         axes.set_title("Prompt tokens by source" + (f": {summary.reuse.share:.1%} of {total:,} reused" if total else ""))
         axes.set_xlabel("tokens")
         if total == 0:
-            _say(axes, "no completed request")
+            say(axes, "no completed request")
             return
         colours = [GREY] + [TEAL] * (len(sources) - 1)
         bars = axes.barh(list(sources), list(sources.values()), color=colours, height=0.62)
         labels = [f"{tokens:,}  ({tokens / total:.1%})" if tokens else "0" for tokens in sources.values()]
         axes.bar_label(bars, labels, padding=5, color=INK)
         axes.set_xlim(0, 1.28 * max(sources.values()))
-        axes.xaxis.set_major_formatter(lambda tokens, _: _short(tokens))
+        axes.xaxis.set_major_formatter(lambda tokens, _: lettered(tokens))
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
 
 
-def _short(tokens: float) -> str:
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if tokens >= size:
-            return f"{tokens / size:g}{letter}"
-    return f"{tokens:g}"
-
-
-def write_plots(folder: Path, records: Sequence[RequestRecord], summary: Summary, busy: Sequence[Span] = ()) -> list[Path]:
+def write_plots(folder: Path, run: Sequence[RequestRecord] | RequestColumns, summary: Summary, busy: Busy = ()) -> list[Path]:
     """Draws latency.png, load.png and reuse.png into `folder` (made if missing) and returns their paths, one per plot."""
     latency, load, reuse = (folder / f"{name}.png" for name in ("latency", "load", "reuse"))
-    plot_latency(latency, records, summary.slo)
-    plot_load(load, records, busy)
+    plot_latency(latency, run if isinstance(run, RequestColumns) else columns_of(run), summary.slo)
+    plot_load(load, run, busy)
     plot_reuse(reuse, summary)
     return [latency, load, reuse]

@@ -90,14 +90,24 @@ def busy_spans(records: Iterable[RequestRecord]) -> list[Span]:
     return [span for record in records for span in record.spans if span.name in (COMPUTE, DECODE)]
 
 
-def busy_fraction(busy: Sequence[Span], start: float, end: float) -> Mapping[str, float]:
+Busy = Sequence[Span] | Mapping[str, Float64[np.ndarray, "_ 2"]]
+"""What instances did: spans that name them, or the intervals of each by its name."""
+
+
+def busy_intervals(busy: Busy) -> dict[str, Float64[np.ndarray, "_ 2"]]:
+    """The intervals of each instance, instances in `instance_order`."""
+    if isinstance(busy, Mapping):
+        return {where: busy[where] for where in sorted(busy, key=instance_order)}
+    return {where: intervals_of(spans) for where, spans in by_instance(busy).items()}
+
+
+def busy_fraction(busy: Busy, start: float, end: float) -> Mapping[str, float]:
     """The share of [start, end] (seconds) that each instance named by `busy` spent in at least one of its spans."""
-    if end <= start:
-        return {where: 0.0 for where in by_instance(busy)}
     fractions = {}
-    for where, spans in by_instance(busy).items():
-        clipped = np.clip(merge(intervals_of(spans)), start, end)
-        fractions[where] = float(min(np.sum(clipped[:, 1] - clipped[:, 0]) / (end - start), 1.0))
+    for where, intervals in busy_intervals(busy).items():
+        clipped = np.clip(merge(intervals), start, end)
+        seconds = np.sum(clipped[:, 1] - clipped[:, 0])
+        fractions[where] = float(min(seconds / (end - start), 1.0)) if end > start else 0.0
     return fractions
 
 

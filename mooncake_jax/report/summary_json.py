@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mooncake_jax.report.metrics import Statistics, Summary
+from mooncake_jax.report.distribution import Statistics
+from mooncake_jax.report.metrics import Summary
 
 
 def latencies_of(summary: Summary) -> dict[str, Statistics | None]:
@@ -14,7 +15,7 @@ def latencies_of(summary: Summary) -> dict[str, Statistics | None]:
     return {"ttft": summary.ttft, "tbt": summary.tbt, "tpot": summary.tpot, "itl": summary.itl, "e2e": summary.e2e}
 
 
-def summary_dict(summary: Summary, provenance: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def summary_dict(summary: Summary, provenance: Mapping[str, Any] | None = None, digest: str | None = None) -> dict[str, Any]:
     """The summary as JSON values. A latency without values is null under either kind of key.
 
     Flat keys are the ecosystem's, `mean_ttft_ms` and the like (`e2el` for E2E; `tbt` follows the same pattern; `failed` counts
@@ -46,6 +47,7 @@ def summary_dict(summary: Summary, provenance: Mapping[str, Any] | None = None) 
             "share": summary.reuse.share,
         },
         "utilisation": dict(summary.utilisation),
+        **({} if digest is None else {"digest": digest}),
         **({} if provenance is None else {"provenance": dict(provenance)}),
     }
 
@@ -59,15 +61,21 @@ def _milliseconds(summary: Summary) -> dict[str, float | None]:
     }
 
 
-def write_summary(path: Path, summary: Summary, provenance: Mapping[str, Any] | None = None) -> None:
+def write_summary(path: Path, summary: Summary, provenance: Mapping[str, Any] | None = None, digest: str | None = None) -> None:
     """Writes summary.json, strict JSON, to `path`."""
-    path.write_text(json.dumps(summary_dict(summary, provenance), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    values = summary_dict(summary, provenance, digest)
+    path.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def flat_metrics(summary: Summary) -> dict[str, float]:
     """Every number of the summary under one flat name, `goodput/share`, `ttft/p90`, ..., for trackers; absent ones left out."""
+    return flatten(summary_dict(summary))
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a summary.json under flat names; what is no number is left out."""
     flat: dict[str, float] = {}
-    for key, value in summary_dict(summary).items():
-        items = {f"{key}/{inner}": number for inner, number in value.items()} if isinstance(value, dict) else {key: value}
-        flat |= {name: float(number) for name, number in items.items() if number is not None}
+    for key, value in values.items():
+        items = {f"{key}/{inner}": number for inner, number in value.items()} if isinstance(value, Mapping) else {key: value}
+        flat |= {name: float(number) for name, number in items.items() if isinstance(number, int | float)}
     return flat

@@ -2,7 +2,8 @@
 
 from rich.table import Table
 
-from mooncake_jax.report.metrics import Statistics, Summary
+from mooncake_jax.report.distribution import Statistics
+from mooncake_jax.report.metrics import Summary
 from mooncake_jax.report.summary_json import latencies_of
 from mooncake_jax.types import Status
 

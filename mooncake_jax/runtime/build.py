@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 from mooncake_jax.cluster_config import ClusterConfig
 from mooncake_jax.engine import DecodeInstance, Detokenizer, PoolWriter, PrefillInstance, stage_meshes
 from mooncake_jax.errors import UserError
+from mooncake_jax.kvcache import EvictionPolicy
 from mooncake_jax.models import ModelConfig, check_mesh, param_targets
 from mooncake_jax.runtime.cluster import Cluster, Instances
 from mooncake_jax.runtime.promises import PrefixBooks
-from mooncake_jax.sched import Conductor, Decision, Measured
+from mooncake_jax.sched import Conductor, Decision, DecodeSample, FixedRoles, Measured, NoReplication, PrefillSample, Sample
 from mooncake_jax.transfer import Endpoint, HostPool, Messenger
 from mooncake_jax.types import InstanceId, Role, Span
 
@@ -49,20 +50,28 @@ def build_cluster(
     clock: Callable[[], float],
     *,
     meshes: dict[InstanceId, list[Mesh]] | None = None,
+    eviction: Callable[[], EvictionPolicy] | None = None,
     eos_ids: frozenset[int] = frozenset(),
     detokenizer: Callable[[], Detokenizer] | None = None,
     on_decision: Callable[[Decision], None] = lambda decision: None,
     busy: list[Span] | None = None,
+    samples: list[Sample] | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Cluster:
-    """A cluster ready for `warm_up`. Weights are read once for every mesh. Raises UserError as `cluster_meshes` and `load` do.
+    """A cluster ready for `warm_up`. Weights are read once for every mesh.
+
+    Raises UserError as `cluster_meshes` and `load` do, and for a Conductor that replicates blocks or switches roles.
 
     `meshes` (one a stage for each instance) may differ between instances of a role; default `cluster_meshes`.
-    `busy` receives the intervals in which instances worked.
+    `eviction` makes the policy of each host pool; default LRU.
+    `busy` receives the intervals in which instances worked, `samples` how long every pass, step and fetch took.
     """
+    for name, policy in (("replication", conductor.replication), ("roles", conductor.roles)):
+        if not isinstance(policy, NoReplication | FixedRoles):
+            raise UserError(f"conductor.{name}={type(policy).__name__} is for the simulator only, not for a live cluster")
     engine, dtype = cluster.engine, np.dtype(cluster.engine.dtype)
     meshes = meshes or cluster_meshes(cluster, model, jax.devices())
-    busy = [] if busy is None else busy
+    busy, samples = [] if busy is None else busy, [] if samples is None else samples
     weights: dict[InstanceId, list[dict[str, Array]]] = {}
     for id, stages in meshes.items():
         progress(f"loading {model.name} onto {id}")
@@ -78,7 +87,8 @@ def build_cluster(
     def make_prefill(id: InstanceId) -> PrefillInstance:
         slots = cluster.host_pool.blocks
         try:
-            pool = HostPool(slots, model.layers, engine.block_size, 2 * model.kv_heads, model.head_dim, dtype)
+            policy = None if eviction is None else eviction()
+            pool = HostPool(slots, model.layers, engine.block_size, 2 * model.kv_heads, model.head_dim, dtype, policy)
         except MemoryError as error:
             raise UserError(f"cluster.host_pool.blocks={slots} is more than this machine can hold: {error}") from error
         writer = PoolWriter(pool, lambda key: books.stored(id.index, key), lambda key: books.evicted(id.index, key))
@@ -86,9 +96,10 @@ def build_cluster(
         def on_pass(rows: list[tuple[int, int]], start: float, end: float) -> None:
             new = sum(stop - first for first, stop in rows)
             busy.append(Span(f"prefill {new} tokens of {len(rows)}", start, end, str(id)))
+            # the context that a mean new token of the pass saw, as one request would have had it
+            context = round(sum(first * (stop - first) for first, stop in rows) / new)
+            samples.append(PrefillSample(context + new, context, end - start))
             if isinstance(estimator, Measured):
-                # the context that a mean new token of the pass saw, as one request would have had it
-                context = round(sum(first * (stop - first) for first, stop in rows) / new)
                 estimator.observe_prefill(context + new, context, end - start)
 
         messenger.register(id, Endpoint(model.layers, 2 * model.kv_heads, model.head_dim, dtype))
@@ -97,6 +108,7 @@ def build_cluster(
     def make_decode(id: InstanceId) -> DecodeInstance:
         def on_step(batch: int, context: int, start: float, end: float) -> None:
             busy.append(Span(f"decode {batch}", start, end, str(id)))
+            samples.append(DecodeSample(batch, context, end - start))
             if isinstance(estimator, Measured):
                 estimator.observe_decode(batch, context, end - start)
 
@@ -122,4 +134,5 @@ def build_cluster(
         eos_ids=eos_ids,
         detokenizer=detokenizer,
         on_decision=on_decision,
+        samples=samples,
     )

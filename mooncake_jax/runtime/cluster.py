@@ -32,7 +32,7 @@ from mooncake_jax.kvcache import BlockPool, block_keys, model_seed
 from mooncake_jax.runtime.fetch import PeerFetch
 from mooncake_jax.runtime.live import LiveRequest, Stream
 from mooncake_jax.runtime.promises import PrefixBooks
-from mooncake_jax.sched import ClusterView, Conductor, Decision, Measured
+from mooncake_jax.sched import ClusterView, Conductor, Decision, InFlight, Measured, Sample, TransferSample
 from mooncake_jax.transfer import Messenger
 from mooncake_jax.types import InstanceId, Rejection, Request, RequestRecord, Role, Span, Status
 
@@ -51,7 +51,8 @@ class Instances:
 class Cluster:
     """Serves requests. Create with `build.build_cluster`, then run `serve` as a task beside your submissions.
 
-    `restart(id)` gives a dead instance back, empty; `on_decision` hears every decision before it is committed.
+    `restart(id)` gives a dead instance back, empty; `on_decision` hears every decision before it is committed,
+    `samples` gets the times of fetches.
     """
 
     def __init__(
@@ -67,10 +68,12 @@ class Cluster:
         eos_ids: frozenset[int] = frozenset(),
         detokenizer: Callable[[], Detokenizer] | None = None,
         on_decision: Callable[[Decision], None] = lambda decision: None,
+        samples: list[Sample] | None = None,
     ):
         self.config, self.instances, self.conductor = config, instances, conductor
         self.messenger, self.books, self.clock = messenger, books, clock
         self._make, self._eos_ids, self._detokenizer, self._on_decision = make, eos_ids, detokenizer, on_decision
+        self._samples = [] if samples is None else samples
         model = next(iter([*instances.prefill.values(), *instances.decode.values()])).config
         self.model = model
         self._seed = model_seed(model.identity)
@@ -218,8 +221,8 @@ class Cluster:
         if id.role is Role.PREFILL:
             self.books.reset(id.index, group[id.index].pool.books)
 
-    def view(self, now: float) -> ClusterView:
-        """What the Conductor sees."""
+    def view(self, now: float, without: LiveRequest | None = None) -> ClusterView:
+        """What the Conductor sees, as if the request `without` were not there."""
         estimator = self.conductor.estimator
         prefill, decode = sorted(self.instances.prefill), sorted(self.instances.decode)
         queue_s = np.zeros(len(prefill))
@@ -230,11 +233,15 @@ class Cluster:
                 queue_s[at] = np.sum(estimator.prefill_s(ends, firsts))
         tokens, batch = np.zeros(len(decode), np.int64), np.zeros(len(decode), np.int64)
         at_index = {index: at for at, index in enumerate(decode)}
-        for live in self.live.values():
-            if live.decode_job is not None and live.placement.decode in at_index:
-                at = at_index[live.placement.decode]
-                tokens[at] += live.request.input_tokens + len(live.completion.tokens)
-                batch[at] += 1
+        decoding = [
+            live
+            for live in self.live.values()
+            if live.decode_job is not None and live.placement.decode in at_index and live is not without
+        ]
+        for live in decoding:
+            at = at_index[live.placement.decode]
+            tokens[at] += live.context
+            batch[at] += 1
         capacity = np.full(len(decode), self.config.engine.decode_pages * self.config.engine.page_size)
         return ClusterView(
             prefill=tuple(prefill),
@@ -246,6 +253,7 @@ class Cluster:
             block_size=self.config.engine.block_size,
             kv_bytes_per_token=self._kv_bytes,
             decode_capacity_tokens=capacity,
+            in_flight=lambda: [InFlight(live.placement.decode, live.context, live.prefilled(now)) for live in decoding],
         )
 
     def gauges(self) -> dict[str, float]:
@@ -276,11 +284,10 @@ class Cluster:
             live.attempt = attempt
         view = self.view(now)
         outcome = self.conductor.schedule(attempt, view, now)
-        self._on_decision(Decision(attempt, view, now, outcome))
+        self._on_decision(Decision(attempt, view, now, outcome, self.conductor.estimator_state()))
         live.tries += 1
         if isinstance(outcome, Rejection):
-            status = Status.REJECTED if live.tries == 1 else Status.FAILED
-            self._end(live, status, now, outcome.reason)
+            self._reject(live, outcome, now)
             return
         live.placement, live.placed = outcome, now
         live.serial = serial = next(self._serial)
@@ -312,14 +319,22 @@ class Cluster:
             self.books.promise(outcome.prefill, attempt.keys, serial)
             live.promised = True
         prefill.submit(job)
+        self.conductor.placed(attempt, outcome, now)
+
+    def _reject(self, live: LiveRequest, rejection: Rejection, now: float) -> None:
+        """A request that has been placed before was accepted then; what ends it now is a failure."""
+        self._end(live, Status.REJECTED if live.tries == 1 else Status.FAILED, now, rejection.reason)
 
     def _fetched(self, live: LiveRequest) -> None:
         fetch = live.fetch
         live.prefill_job.fetched = fetch.fetched
         live.spans.append(Span("fetch", fetch.started, fetch.ended, str(fetch.target)))
-        if isinstance(self.conductor.estimator, Measured) and fetch.bytes:
-            seconds = fetch.ended - fetch.moving_from
-            self.conductor.estimator.observe_transfer(fetch.bytes, fetch.source.index, fetch.target.index, seconds)
+        if not fetch.bytes:
+            return
+        sample = TransferSample(fetch.bytes, fetch.source.index, fetch.target.index, fetch.ended - fetch.moving_from)
+        self._samples.append(sample)
+        if isinstance(self.conductor.estimator, Measured):
+            self.conductor.estimator.observe_transfer(sample.nbytes, sample.src, sample.dst, sample.seconds)
 
     def _first_token(self, live: LiveRequest, event: FirstToken) -> None:
         now = self.clock()
@@ -336,6 +351,11 @@ class Cluster:
             fetch = min(max(fetched, 0.0), waited)
             compute = now - live.request.arrival - waited
             live.split = {"queue": waited - fetch, "fetch": fetch, "compute": compute, "transfer": 0.0, "decode_wait": 0.0}
+        if live.decode_job is not None and self.conductor.rechecks:
+            rejection = self.conductor.recheck(live.attempt, live.placement, self.view(now, without=live), now)
+            if rejection is not None:
+                self._reject(live, rejection, now)
+                return
         if live.decode_job is not None:
             self._decoder(live).start(live.decode_job, event.token, event.logprob)
         if live.decode_job is None or self.config.first_token == "prefill":

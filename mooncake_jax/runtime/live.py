@@ -1,6 +1,7 @@
 """A request on its way through a live cluster: its attempts, its stream, and the record it leaves."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +37,17 @@ class LiveRequest:
     first_token_at: float | None = None
     """When prefill sampled the first token."""
     record: RequestRecord | None = None
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return self.request.input_tokens + len(self.completion.tokens)
+
+    def prefilled(self, now: float) -> float:
+        """When its prefill ended, or will as it was predicted to; what is late will end soon."""
+        if self.first_token_at is not None:
+            return self.first_token_at
+        return max(self.placed + self.placement.ttft, math.nextafter(now, math.inf))
 
     def continuation(self) -> Request:
         """The request that carries on where this one was cut off: what was said joins the prompt."""

@@ -1,13 +1,16 @@
 """A decision with all that it rested on, as one line of JSON: from such a log a run is decided again, live or simulated."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
-from mooncake_jax.sched.view import ClusterView
+from mooncake_jax.errors import UserError
+from mooncake_jax.sched.conductor import Conductor, Learning
+from mooncake_jax.sched.view import ClusterView, InFlight
 from mooncake_jax.types import Fetch, Placement, Rejection, Request
 
 
@@ -31,13 +34,16 @@ class Decision:
 
     A decision read back from JSON has the same numbers to the last bit; its request has lengths and keys but no tokens, and
     its view knows the match of that request only. So `conductor.schedule(d.request, d.view, d.now) == d.outcome`, given
-    policies in the state they were in (`Random` and `RoundRobin` must see the whole log in order).
+    policies in the state they were in: those that remember (`Random`, `RoundRobin`, `Hysteresis`, `Damping`) must see the whole
+    log in order, and for an estimator that learns there is `redecide`.
     """
 
     request: Request
     view: ClusterView
     now: float
     outcome: Placement | Rejection
+    estimator: Mapping[str, Any] | None = None
+    """`Conductor.estimator_state()` at the decision."""
 
     def to_json(self) -> str:
         """One line. Call it before the books behind the view change."""
@@ -57,7 +63,9 @@ class Decision:
                     "decode_capacity_tokens": None if capacity is None else capacity.tolist(),
                     "block_size": view.block_size,
                     "kv_bytes_per_token": view.kv_bytes_per_token,
+                    "in_flight": [(one.decode, one.tokens, one.prefilled) for one in view.in_flight()],
                 },
+                "estimator": self.estimator,
                 "placement" if isinstance(self.outcome, Placement) else "rejection": asdict(self.outcome),
             }
         )
@@ -67,7 +75,23 @@ class Decision:
         """Inverse of `to_json`. Raises KeyError or json.JSONDecodeError for a line that is not a decision."""
         entry = json.loads(line)
         request = Request(**{**entry["request"], "keys": tuple(entry["request"]["keys"])})
-        return cls(request, _read_view(entry["view"], request.keys), entry["now"], _read_outcome(entry))
+        return cls(request, _read_view(entry["view"], request.keys), entry["now"], _read_outcome(entry), entry["estimator"])
+
+
+def redecide(line: str, conductor: Conductor) -> Placement | Rejection:
+    """What `conductor` answers to a decision in JSON, its estimator put back to what it then knew.
+
+    Raises UserError if the log is of an estimator that learns and that of `conductor` does not.
+    """
+    decision = Decision.from_json(line)
+    if decision.estimator is not None:
+        if not isinstance(conductor.estimator, Learning):
+            raise UserError(
+                f"the log was made with an estimator that learns, and {type(conductor.estimator).__name__} does not; "
+                "decide it again with the estimator it was made with"
+            )
+        conductor.estimator.restore(decision.estimator)
+    return conductor.schedule(decision.request, decision.view, decision.now)
 
 
 _REQUEST_FIELDS = ("id", "arrival", "input_tokens", "output_tokens", "keys", "deadline", "session")
@@ -78,6 +102,7 @@ def _read_view(entry: dict, keys: tuple[int, ...]) -> ClusterView:
     blocks = np.zeros(max(prefill, default=-1) + 1, np.int64)
     blocks[list(prefill)] = entry["prefix_blocks"]
     capacity = entry["decode_capacity_tokens"]
+    in_flight = tuple(InFlight(*one) for one in entry["in_flight"])
     return ClusterView(
         prefill=prefill,
         queue_s=np.array(entry["queue_s"], np.float64),
@@ -88,6 +113,7 @@ def _read_view(entry: dict, keys: tuple[int, ...]) -> ClusterView:
         block_size=entry["block_size"],
         kv_bytes_per_token=entry["kv_bytes_per_token"],
         decode_capacity_tokens=None if capacity is None else np.array(capacity),
+        in_flight=lambda: in_flight,
     )
 
 

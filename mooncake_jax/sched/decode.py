@@ -10,7 +10,7 @@ from mooncake_jax.sched.view import ClusterView
 from mooncake_jax.types import Request
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DecodeChoice:
     """The decode half of a placement: instance, and predicted time between tokens in seconds."""
 

@@ -16,6 +16,14 @@ type Numbers = float | int | Real[np.ndarray, "*batch"]
 type Seconds = float | Float[np.ndarray, "*batch"]
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeLine:
+    """Seconds of a decode step of a fixed batch: `seconds + seconds_per_token * context`."""
+
+    seconds: Numbers
+    seconds_per_token: Numbers
+
+
 @runtime_checkable
 class Estimator(Protocol):
     """Deterministic, without a clock: the same calls in the same order give the same answers."""
@@ -30,6 +38,18 @@ class Estimator(Protocol):
 
     def transfer_s(self, nbytes: Numbers, src: int, dst: int | Real[np.ndarray, "*batch"]) -> Seconds:
         """Fetch of `nbytes` from the host pool of prefill instance `src` to that of prefill instance `dst`."""
+        ...
+
+
+@runtime_checkable
+class HardwareModel(Estimator, Protocol):
+    """An estimator that can be the truth of a simulation: at a fixed batch its decode steps are affine in context.
+
+    The steps between two changes of a batch are then an arithmetic series, which a simulator sums without stepping.
+    """
+
+    def decode_line(self, batch: Numbers) -> DecodeLine:
+        """`decode_step_s(batch, context)` is exactly `line.seconds + line.seconds_per_token * context`."""
         ...
 
 
@@ -73,7 +93,11 @@ class ClosedForm:
         linear = self.prefill_per_token * (tokens - cached)
         return self.prefill_base + linear + self.prefill_per_token2 * (tokens * tokens - cached * cached)
 
+    def decode_line(self, batch: Numbers) -> DecodeLine:
+        return DecodeLine(self.decode_base + self.decode_per_request * batch, self.decode_per_context_token)
+
     def decode_step_s(self, batch: Numbers, context: Numbers) -> Seconds:
+        # the terms of decode_line in its order, written out because this is called for every request
         return self.decode_base + self.decode_per_request * batch + self.decode_per_context_token * context
 
     def transfer_s(self, nbytes: Numbers, src: int, dst: int | Real[np.ndarray, "*batch"]) -> Seconds:

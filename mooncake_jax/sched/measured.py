@@ -1,13 +1,14 @@
 """An estimator that is fitted to samples of a warm-up and corrects itself while running."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Real
 
 from mooncake_jax.errors import UserError
-from mooncake_jax.sched.estimator import ClosedForm, Numbers, Seconds
+from mooncake_jax.sched.estimator import ClosedForm, DecodeLine, Numbers, Seconds
 from mooncake_jax.sched.fit import DecodeSample, PrefillSample, TransferSample, fit_nonnegative
 
 
@@ -47,8 +48,13 @@ class Measured:
     def prefill_s(self, tokens: Numbers, cached: Numbers) -> Seconds:
         return self._prefill_ratio * self.coefficients.prefill_s(tokens, cached)
 
+    def decode_line(self, batch: Numbers) -> DecodeLine:
+        line = self.coefficients.decode_line(batch)
+        return DecodeLine(self._decode_ratio * line.seconds, self._decode_ratio * line.seconds_per_token)
+
     def decode_step_s(self, batch: Numbers, context: Numbers) -> Seconds:
-        return self._decode_ratio * self.coefficients.decode_step_s(batch, context)
+        line = self.decode_line(batch)
+        return line.seconds + line.seconds_per_token * context
 
     def transfer_s(self, nbytes: Numbers, src: int, dst: int | Real[np.ndarray, "*batch"]) -> Seconds:
         links = self._links
@@ -104,6 +110,35 @@ class Measured:
         self._record("transfer", predicted, seconds)
         self._links.ratio[src, dst] = self._corrected(ratio, predicted / ratio, seconds)
 
+    def state(self) -> dict[str, Any]:
+        """All that its answers, now and after further observations, depend on, as JSON values. `restore` takes it back."""
+        links = self._links
+        return {
+            "coefficients": asdict(self.coefficients),
+            "relative_error": asdict(self.relative_error),
+            "smoothing": self._smoothing,
+            "bound": self._bound,
+            "prefill_ratio": self._prefill_ratio,
+            "decode_ratio": self._decode_ratio,
+            "links": {
+                "defaults": list(links.defaults),
+                "latency": links.latency.tolist(),
+                "per_byte": links.per_byte.tolist(),
+                "ratio": links.ratio.tolist(),
+            },
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """From now on as the estimator whose `state()` this was, bit for bit, also after a round trip through JSON."""
+        links = state["links"]
+        self.coefficients = ClosedForm(**state["coefficients"])
+        self.relative_error = RelativeError(**state["relative_error"])
+        self._smoothing, self._bound = state["smoothing"], state["bound"]
+        self._prefill_ratio, self._decode_ratio = state["prefill_ratio"], state["decode_ratio"]
+        self._links = _Links(*links["defaults"])
+        for name in ("latency", "per_byte", "ratio"):
+            setattr(self._links, name, np.array(links[name], np.float64))
+
     def _corrected(self, ratio: float, fitted: float, seconds: float) -> float:
         """What took no time, or was fitted to take none, tells nothing about the ratio."""
         if fitted <= 0 or seconds <= 0:
@@ -124,9 +159,9 @@ class Measured:
 class _Links:
     """Latency (s), seconds per byte and ratio of every ordered pair of instances, in square arrays grown on demand."""
 
-    def __init__(self, latency: float, per_byte: float):
-        self._defaults = (latency, per_byte, 1.0)
-        self.latency, self.per_byte, self.ratio = (np.full((1, 1), value) for value in self._defaults)
+    def __init__(self, latency: float | int, per_byte: float | int):
+        self.defaults = (float(latency), float(per_byte))
+        self.latency, self.per_byte, self.ratio = (np.full((1, 1), value) for value in (*self.defaults, 1.0))
 
     def grow(self, index: int) -> None:
         size = len(self.ratio)
@@ -135,7 +170,7 @@ class _Links:
         more = (0, max(index + 1, 2 * size) - size)
         old = (self.latency, self.per_byte, self.ratio)
         self.latency, self.per_byte, self.ratio = (
-            np.pad(array, (more, more), constant_values=value) for array, value in zip(old, self._defaults)
+            np.pad(array, (more, more), constant_values=value) for array, value in zip(old, (*self.defaults, 1.0))
         )
 
 

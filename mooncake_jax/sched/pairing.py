@@ -7,9 +7,8 @@ p = min(h * block_size, n - 1) tokens need no computing: the last token always r
 import random
 from bisect import bisect_left
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol, runtime_checkable
-
-import numpy as np
 
 from mooncake_jax.errors import UserError
 from mooncake_jax.sched.estimator import Estimator
@@ -17,7 +16,7 @@ from mooncake_jax.sched.view import ClusterView
 from mooncake_jax.types import Fetch, Request
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pairing:
     """The prefill half of a placement: instance, leading blocks it holds, blocks to fetch, predicted TTFT in seconds."""
 
@@ -68,10 +67,16 @@ class CacheAware:
     """The smallest queue + prefill with the instance's own prefix (local cache-aware, arXiv §6.1)."""
 
     def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
-        own = view.prefix_blocks(request.keys)
-        ttft = view.queue_s + estimator.prefill_s(request.input_tokens, _usable_tokens(own, request, view))
-        chosen = int(ttft.argmin())
-        return Pairing(view.prefill[chosen], int(own[chosen]), None, float(ttft[chosen]))
+        owns = view.prefix_blocks(request.keys).tolist()
+        seconds: dict[int, float] = {}
+        ttft, chosen = inf, 0
+        for i, (queue, own) in enumerate(zip(view.queue_s.tolist(), owns)):
+            prefill = seconds.get(own)
+            if prefill is None:
+                prefill = seconds[own] = estimator.prefill_s(request.input_tokens, _usable_tokens(own, request, view))
+            if queue + prefill < ttft:
+                ttft, chosen = queue + prefill, i
+        return Pairing(view.prefill[chosen], owns[chosen], None, float(ttft))
 
 
 class KVCacheCentric:
@@ -91,18 +96,29 @@ class KVCacheCentric:
         self.balancing_threshold = balancing_threshold
 
     def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
-        own = view.prefix_blocks(request.keys)
-        source = int(own.argmax())
-        best = int(own[source])
-        fetches = own < self._enough(best)
-        usable = _usable_tokens(own, request, view)
-        cached = np.where(fetches, min(best * view.block_size, request.input_tokens - 1), usable)
-        nbytes = (cached - usable) * view.kv_bytes_per_token
-        transfer = fetches * estimator.transfer_s(nbytes, view.prefill[source], view.prefill_array)
-        ttft = transfer + view.queue_s + estimator.prefill_s(request.input_tokens, cached)
-        chosen = int(ttft.argmin())
-        fetch = Fetch(view.prefill[source], best) if fetches[chosen] else None
-        return Pairing(view.prefill[chosen], int(own[chosen]), fetch, float(ttft[chosen]))
+        owns = view.prefix_blocks(request.keys).tolist()
+        best = max(owns)
+        source = view.prefill[owns.index(best)]
+        enough = self._enough(best)
+        usable_best = _usable_tokens(best, request, view)
+        # Many instances hold equally much: one estimate of prefill serves them all.
+        seconds: dict[int, float] = {}
+        ttft, chosen = inf, 0
+        for i, (queue, own) in enumerate(zip(view.queue_s.tolist(), owns)):
+            prefill = seconds.get(own)
+            if prefill is None:
+                cached = usable_best if own < enough else _usable_tokens(own, request, view)
+                prefill = seconds[own] = estimator.prefill_s(request.input_tokens, cached)
+            # No transfer takes less than nothing: one that could not win needs no estimate of it.
+            if queue + prefill < ttft:
+                transfer = 0.0
+                if own < enough:
+                    nbytes = (usable_best - _usable_tokens(own, request, view)) * view.kv_bytes_per_token
+                    transfer = estimator.transfer_s(nbytes, source, view.prefill[i])
+                if transfer + queue + prefill < ttft:
+                    ttft, chosen = transfer + queue + prefill, i
+        fetch = Fetch(source, best) if owns[chosen] < enough else None
+        return Pairing(view.prefill[chosen], owns[chosen], fetch, float(ttft))
 
     def _enough(self, best: int) -> int:
         """The fewest blocks with which an instance does not fetch: one comparison then serves all instances."""
@@ -114,12 +130,11 @@ class KVCacheCentric:
         return enough
 
 
-def _usable_tokens(blocks: np.ndarray, request: Request, view: ClusterView) -> np.ndarray:
-    return np.minimum(blocks * view.block_size, request.input_tokens - 1)
+def _usable_tokens(blocks: int, request: Request, view: ClusterView) -> int:
+    return min(blocks * view.block_size, request.input_tokens - 1)
 
 
 def _without_fetch(position: int, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
     own = int(view.prefix_blocks(request.keys)[position])
-    cached = min(own * view.block_size, request.input_tokens - 1)
-    ttft = view.queue_s[position] + estimator.prefill_s(request.input_tokens, cached)
+    ttft = float(view.queue_s[position]) + estimator.prefill_s(request.input_tokens, _usable_tokens(own, request, view))
     return Pairing(view.prefill[position], own, None, float(ttft))

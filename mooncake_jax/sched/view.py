@@ -1,6 +1,6 @@
 """What the Conductor knows of the cluster when it decides: a snapshot that is cheap to build and can be logged."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol, runtime_checkable
@@ -16,6 +16,18 @@ class PrefixLookup(Protocol):
     def match(self, keys: Sequence[int]) -> Int64[np.ndarray, "instances"]:
         """Leading blocks held, by instance index (live or not)."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A request that was placed, is not finished and will be or is decoding: what a prediction of the decode load rests on."""
+
+    decode: int
+    """The decode instance it was assigned to."""
+    tokens: int
+    """Its context: prompt and tokens generated so far."""
+    prefilled: float
+    """When its prefill ended or, if that is still to come, is predicted to end; seconds on the clock of `now`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +56,8 @@ class ClusterView:
     """Bytes of KV of one token, all layers."""
     decode_capacity_tokens: Real[np.ndarray, "decode"] | None = None
     """Tokens of KV each decode instance has room for; None is unlimited."""
+    in_flight: Callable[[], Sequence[InFlight]] = tuple
+    """Requests under way that have or will have a second token, asked for only by who predicts with them."""
 
     def __post_init__(self) -> None:
         for name, array, instances in (

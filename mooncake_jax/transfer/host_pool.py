@@ -5,14 +5,26 @@ Allocated once, so that a transport may register it; the operating system commit
 
 import numpy as np
 
-from mooncake_jax.kvcache import BlockPool
+from mooncake_jax.kvcache import BlockPool, EvictionPolicy
 
 
 class HostPool:
-    """Block slots [slots, layers, block_size, 2·kv_heads, dim]. A block is filled in pieces (layers × tokens)."""
+    """Block slots [slots, layers, block_size, 2·kv_heads, dim]. A block is filled in pieces (layers × tokens).
 
-    def __init__(self, slots: int, layers: int, block_size: int, kv_rows: int, dim: int, dtype: np.dtype):
-        self.books = BlockPool(slots)
+    `policy`, of this pool alone, says which block leaves; None is LRU.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        layers: int,
+        block_size: int,
+        kv_rows: int,
+        dim: int,
+        dtype: np.dtype,
+        policy: EvictionPolicy | None = None,
+    ):
+        self.books = BlockPool(slots, policy)
         self.block_size = block_size
         self._bytes = np.empty((slots, layers, block_size, kv_rows, dim), dtype)
         self._missing: dict[int, int] = {}
@@ -26,12 +38,12 @@ class HostPool:
         """Blocks that are being written."""
         return len(self._missing)
 
-    def open(self, key: int) -> list[int] | None:
-        """Reserves a slot for a block about to be written. None if it is there already or nothing can be evicted.
+    def open(self, key: int, parent: int | None = None, position: int = 0) -> list[int] | None:
+        """Reserves a slot for block `position` of a prompt, which follows block `parent` and is about to be written.
 
-        Otherwise the list of keys that had to leave (at most one).
+        None if it is there already or nothing can be evicted. Otherwise the list of keys that had to leave (at most one).
         """
-        reservation = self.books.reserve(key)
+        reservation = self.books.reserve(key, parent, position)
         if reservation is None:
             return None
         self._missing[key] = self._bytes.shape[1] * self.block_size

@@ -16,6 +16,7 @@ from itertools import count
 import numpy as np
 
 from mooncake_jax.errors import UserError
+from mooncake_jax.workload.blocks import grown
 from mooncake_jax.workload.trace import BLOCK_TOKENS, Trace, TraceRequest
 
 
@@ -129,7 +130,7 @@ def generate(config: GeneratorConfig, seed: int, limit: int | None = None) -> Tr
         else:
             break
         output = _tokens(config.output, rng)
-        requests.append(TraceRequest(arrival, session.prompt, output, _hash_ids(session, ids), session.name))
+        requests.append(TraceRequest(arrival, session.prompt, output, grown(session.blocks, session.prompt, ids), session.name))
         session.turns_left -= 1
         if session.turns_left:
             session.prompt += output + _tokens(config.next_input, rng)
@@ -155,12 +156,6 @@ def _arrivals(config: GeneratorConfig, rng: np.random.Generator) -> Iterator[flo
             return
         for _ in range(rng.poisson(config.rate * config.burst_interval)):
             yield now
-
-
-def _hash_ids(session: _Session, ids: Iterator[int]) -> tuple[int, ...]:
-    full, partial = divmod(session.prompt, BLOCK_TOKENS)
-    session.blocks.extend(next(ids) for _ in range(full - len(session.blocks)))
-    return (*session.blocks, next(ids)) if partial else tuple(session.blocks)
 
 
 def _tokens(lengths: LogNormal | Normal, rng: np.random.Generator) -> int:

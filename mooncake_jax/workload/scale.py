@@ -41,4 +41,4 @@ def scale_lengths(trace: Trace, scale: float) -> Trace:
         replace(one, input_length=-(-one.input_length * new // old), output_length=max(1, round(one.output_length * new / old)))
         for one in trace.requests
     )
-    return Trace(requests, new)
+    return replace(trace, requests=requests, block_tokens=new)

@@ -1,5 +1,6 @@
 """Estimators: the published coefficients, the fit to samples, the correction while running."""
 
+import json
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_jax.errors import UserError
-from mooncake_jax.sched import ClosedForm, DecodeSample, Estimator, Measured, PrefillSample, TransferSample
+from mooncake_jax.sched import ClosedForm, DecodeSample, Estimator, HardwareModel, Measured, PrefillSample, TransferSample
 from mooncake_jax.sched.fit import fit_nonnegative
 
 
@@ -165,3 +166,49 @@ def test_a_new_fit_drops_the_correction_of_the_old_one():
     estimator.observe_prefill(1000, 0, 5.0)
     estimator.fit_prefill(prefill_samples(truth))
     assert estimator.prefill_s(777, 7) == pytest.approx(truth.prefill_s(777, 7))
+
+
+def lived(seed: int) -> Measured:
+    """An estimator with fits, corrections and links of every kind behind it."""
+    rng = np.random.default_rng(seed)
+    estimator = Measured(ClosedForm(decode_per_request=1e-3, latency=1e-4), smoothing=0.3, bound=3)
+    estimator.fit_prefill(prefill_samples(ClosedForm(prefill_base=0.1)))
+    estimator.fit_transfer([TransferSample(b, 0, 5, 1e-3 + b / 3e9) for b in (10**5, 10**8)])
+    for _ in range(20):
+        estimator.observe_prefill(int(rng.integers(10, 1000)), 3, float(rng.uniform(0.05, 0.5)))
+        estimator.observe_decode(4, int(rng.integers(10, 1000)), float(rng.uniform(0.01, 0.1)))
+        estimator.observe_transfer(10**8, int(rng.integers(9)), int(rng.integers(9)), float(rng.uniform(0.01, 0.1)))
+    return estimator
+
+
+def test_a_restored_estimator_answers_and_learns_bit_for_bit_like_the_one_it_was_taken_from():
+    original, restored = lived(1), Measured(smoothing=1.0)
+    restored.restore(json.loads(json.dumps(original.state())))
+    for round in range(3):
+        assert restored.state() == original.state()
+        for i in range(12):
+            assert restored.prefill_s(1000 + i, i) == original.prefill_s(1000 + i, i)
+            assert restored.decode_step_s(i, 100 * i) == original.decode_step_s(i, 100 * i)
+            assert restored.transfer_s(10**7, i, 11 - i) == original.transfer_s(10**7, i, 11 - i)
+        for estimator in (original, restored):
+            estimator.observe_prefill(500, 3, 0.2 + round)
+            estimator.observe_decode(4, 500, 0.2 + round)
+            estimator.observe_transfer(10**7, 2, 20, 0.2 + round)
+
+
+def test_a_state_does_not_change_with_the_estimator():
+    estimator = lived(2)
+    before = json.dumps(estimator.state())
+    state = estimator.state()
+    estimator.observe_prefill(100, 0, 9.0)
+    estimator.observe_transfer(10**8, 0, 5, 9.0)
+    assert json.dumps(state) == before != json.dumps(estimator.state())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 512), st.integers(0, 10**7))
+def test_decode_steps_are_exactly_their_line(batch: int, context: int):
+    for estimator in (ClosedForm(), ClosedForm(decode_base=0, decode_per_request=1e-3), lived(0)):
+        assert isinstance(estimator, HardwareModel)
+        line = estimator.decode_line(batch)
+        assert estimator.decode_step_s(batch, context) == line.seconds + line.seconds_per_token * context

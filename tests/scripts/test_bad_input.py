@@ -141,6 +141,11 @@ def test_an_argument_that_a_policy_refuses(script: Script):
     assert sentence == "conductor.pairing.balancing_threshold is 0.5; it must be 1 or more"
 
 
+def test_an_order_of_the_queue_that_only_the_simulator_knows(script: Script):
+    sentence = script("replay", "conductor/queue_order=shortest_first").sentence()
+    assert sentence == "conductor.queue_order is for the simulator only; a live cluster serves first come, first served"
+
+
 # --- settings --------------------------------------------------------------------------------------------------------
 
 

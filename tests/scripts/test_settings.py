@@ -9,7 +9,18 @@ from hydra import compose, initialize_config_dir
 from mooncake_jax import config, launch
 from mooncake_jax.config import read, register
 from mooncake_jax.runtime import InstancesConfig, MeshShape
-from mooncake_jax.sched import AdmissionPolicy, DecodePolicy, Estimator, PairingPolicy
+from mooncake_jax.sched import (
+    AdmissionPolicy,
+    Damping,
+    DecodePolicy,
+    EarlyRejection,
+    Estimator,
+    Hysteresis,
+    PairingPolicy,
+    QueueOrder,
+    ReplicationPolicy,
+    RolePolicy,
+)
 
 
 def settings(script: str, *overrides: str) -> Any:
@@ -44,11 +55,19 @@ def test_every_cluster_fits_eight_devices(cluster: str):
     assert settings("generate", f"cluster={cluster}", "prompts=[x]").cluster.devices <= 8
 
 
-PROTOCOLS = {"pairing": PairingPolicy, "decode_choice": DecodePolicy, "admission": AdmissionPolicy, "estimator": Estimator}
+PROTOCOLS = {
+    "pairing": PairingPolicy,
+    "decode_choice": DecodePolicy,
+    "admission": AdmissionPolicy,
+    "estimator": Estimator,
+    "replication": ReplicationPolicy,
+    "roles": RolePolicy,
+    "queue_order": QueueOrder,
+}
 POLICIES = [
     (path.parent.name, path.stem)
     for path in sorted((Path(launch.CONF) / "conductor").glob("*/*.yaml"))
-    if path.stem != "custom"
+    if path.stem not in ("custom", "regression", "roofline")  # which need more than their file: test_profiles.py
 ]
 
 
@@ -56,6 +75,21 @@ POLICIES = [
 def test_every_policy_of_the_groups_can_be_made(group: str, name: str):
     component = getattr(settings("replay", f"conductor/{group}={name}").conductor, group)
     config.make(component, group, PROTOCOLS[group])
+
+
+def test_policies_that_wrap_another_take_any_that_judges_by_a_load():
+    got = settings(
+        "replay",
+        "conductor/admission=hysteresis",
+        "conductor/admission@conductor.admission.policy=damping",
+        "conductor/admission@conductor.admission.policy.policy=early_rejection",
+        "conductor.admission.policy.policy.threshold=0.9",
+    )
+    made = config.make(got.conductor.admission, "conductor.admission", AdmissionPolicy)
+    assert isinstance(made, Hysteresis)
+    assert isinstance(made.policy, Damping)
+    assert isinstance(made.policy.policy, EarlyRejection)
+    assert (made.low, made.policy.threshold) == (0.8, 0.9)
 
 
 @pytest.mark.parametrize("name", ["device", "throttled"])

@@ -108,10 +108,10 @@ def test_the_config_is_a_schema_for_hydra_and_comes_back_the_same():
     schema = OmegaConf.structured(WorkloadConfig)
     for node in (schema, schema.generator, schema.generator.first_input):
         OmegaConf.set_readonly(node, None)  # omegaconf makes the nodes of frozen dataclasses read-only
-    node = OmegaConf.merge(schema, {"limit": 7, "generator": {"first_input": {"median": 90}}})
-    config = OmegaConf.to_object(node)
+    chosen = {"limit": 7, "path": "a", "mix": ["b"], "window": [0, 600], "generator": {"first_input": {"median": 90}}}
+    config = OmegaConf.to_object(OmegaConf.merge(schema, chosen))
     assert isinstance(config, WorkloadConfig)
-    assert (config.limit, config.generator.first_input.median) == (7, 90.0)
+    assert (config.limit, config.mix, config.window, config.generator.first_input.median) == (7, ["b"], [0.0, 600.0], 90.0)
     assert OmegaConf.to_object(OmegaConf.structured(WorkloadConfig)) == WorkloadConfig()
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from mooncake_jax.errors import UserError
 from mooncake_jax.workload import Trace, TraceRequest, read_mooncake
+from tests.support import published_trace
 
-PUBLISHED = Path(__file__).parents[3] / "shared/data/traces/conversation_trace.jsonl"
 GOOD = {"timestamp": 0, "input_length": 513, "output_length": 5, "hash_ids": [0, 1]}
 
 
@@ -104,9 +104,8 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
         read_mooncake(tmp_path)
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason=f"the published conversation trace is not at {PUBLISHED}")
 def test_the_published_conversation_trace_has_its_published_totals():
-    requests = read_mooncake(PUBLISHED).requests
+    requests = read_mooncake(published_trace("conversation")).requests
     assert len(requests) == 12_031
     assert sum(one.input_length for one in requests) == 144_793_823
     assert sum(one.output_length for one in requests) == 4_122_048

@@ -1,0 +1,129 @@
+"""What one instance of a simulated cluster holds: keys only, with who makes each block, and the prefix index kept in step.
+
+`BlockPool` keeps the books of live bytes (slots, pins, blocks being filled); here a block is held from the moment a placement
+promises it (DESIGN, Semantics of time), and one call commits a whole prompt.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mooncake_jax.errors import UserError
+from mooncake_jax.kvcache.eviction import LRU, EvictionPolicy
+from mooncake_jax.kvcache.index import PrefixIndex
+
+
+class BlockCache:
+    """At most `capacity` blocks (None: any number), announced to `index` as held by `instance`.
+
+    Blocks that leave move to `below`, the next slower tier of the same instance, if there is one; the index forgets a block when
+    it has left the last tier. `policy` orders the blocks; None is LRU. Raises UserError for a negative capacity.
+    """
+
+    def __init__(
+        self,
+        capacity: int | None,
+        index: PrefixIndex,
+        instance: int,
+        policy: EvictionPolicy | None = None,
+        below: "BlockCache | None" = None,
+    ):
+        if capacity is not None and capacity < 0:
+            raise UserError(f"a cache's capacity is {capacity} blocks; it must be 0 or more, or null")
+        self.capacity = capacity
+        self.index = index
+        self.instance = instance
+        self.below = below
+        self._policy = None if policy is None or isinstance(policy, LRU) else policy
+        self._makers: OrderedDict[int, Any] = OrderedDict()
+        """Held keys, the least recently used first, each with its maker."""
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._makers
+
+    def maker(self, key: int) -> Any:
+        """What `use` was told when the block came; None if it is not in this tier."""
+        return self._makers.get(key)
+
+    def keys(self) -> list[int]:
+        return list(self._makers)
+
+    def use(self, keys: Sequence[int], maker: Any) -> None:
+        """All `keys` of a prompt, first to last: a held block is touched, another comes and is `maker`'s.
+
+        Whenever that makes one block too many, the first in the policy's order leaves.
+        """
+        if self._policy is not None:
+            self._use_by_policy(keys, maker, self._policy)
+            return
+        makers, masks = self._makers, self.index.masks
+        touch, bit, below = makers.move_to_end, 1 << self.instance, self.below
+        room = float("inf") if self.capacity is None else self.capacity - len(makers)
+        for key in keys:
+            if key in makers:
+                touch(key)
+                continue
+            makers[key] = maker
+            if below is None or not below.take(key):
+                masks[key] = masks.get(key, 0) | bit
+            if room > 0:
+                room -= 1
+                continue
+            gone, its_maker = makers.popitem(last=False)
+            if below is not None:
+                below.put(gone, its_maker)
+                continue
+            mask = masks[gone] ^ bit
+            if mask:
+                masks[gone] = mask
+            else:
+                del masks[gone]
+
+    def _use_by_policy(self, keys: Sequence[int], maker: Any, policy: EvictionPolicy) -> None:
+        parent = None
+        for position, key in enumerate(keys):
+            if key in self._makers:
+                policy.touch(key)
+            else:
+                if self.below is None or not self.below.take(key):
+                    self.index.add(self.instance, (key,))
+                self._makers[key] = maker
+                policy.insert(key, parent, position)
+                if self.capacity is not None and len(self._makers) > self.capacity:
+                    self._leave(next(policy.order()))
+            parent = key
+
+    def put(self, key: int, maker: Any) -> None:
+        """One block from the tier above, which the index knows already."""
+        self._makers[key] = maker
+        if self._policy is not None:
+            self._policy.insert(key, None, 0)
+        if self.capacity is not None and len(self._makers) > self.capacity:
+            self._leave(next(iter(self._makers)) if self._policy is None else next(self._policy.order()))
+
+    def take(self, key: int) -> bool:
+        """The block goes to the tier above, if it is here; the index need not know."""
+        if key not in self._makers:
+            return False
+        del self._makers[key]
+        if self._policy is not None:
+            self._policy.remove(key)
+        return True
+
+    def drop(self, keys: Iterable[int]) -> None:
+        """Forget these blocks; those not in this tier are passed over."""
+        for key in keys:
+            if self.take(key):
+                self.index.remove(self.instance, (key,))
+
+    def _leave(self, key: int) -> None:
+        maker = self._makers.pop(key)
+        if self._policy is not None:
+            self._policy.remove(key)
+        if self.below is not None:
+            self.below.put(key, maker)
+        else:
+            self.index.remove(self.instance, (key,))

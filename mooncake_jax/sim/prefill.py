@@ -1,0 +1,91 @@
+"""Prefill instances, and the stage that serves them where a placement settles everything.
+
+With one prompt at a time, first come, first served, and times that come out as predicted, start and end of a prefill are known
+when it is placed (DESIGN, Semantics of time). `passes.QueuedStage` serves all other cases.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from mooncake_jax.kvcache import BlockCache
+from mooncake_jax.sched import HardwareModel
+from mooncake_jax.sim.events import Events, Order
+from mooncake_jax.sim.job import Job, Maker
+
+
+class PrefillInstance:
+    """One instance: its cache, its committed work, and, where that is not certain from the start, queue and passes."""
+
+    def __init__(self, index: int, cache: BlockCache, stages: int = 1):
+        self.index = index
+        self.cache = cache
+        self.clear_at = 0.0
+        """When the committed work will be done, as far as the Conductor can tell."""
+        self.queue: list[Job] = []
+        self.running: list[Job] = []
+        self.stage_free = [0.0] * stages
+        """When each stage of the pipeline is done with what has entered it."""
+        self.alive = True
+        self.draining = False
+        self.busy_s = 0.0
+
+    @property
+    def idle(self) -> bool:
+        return not self.queue and not self.running
+
+
+class PrefillStage(Protocol):
+    """Takes jobs from placement to the end of their prefill, of which `prefilled(now, job)` hears."""
+
+    def commit(self, job: Job, instance: PrefillInstance, source: PrefillInstance | None, now: float) -> None:
+        """The job is placed at `instance`, and fetches the prefix from `source` if that is given. Moves `instance.clear_at`."""
+        ...
+
+    def copy(self, maker: Maker, nbytes: int, source: int, target: int, now: float) -> None:
+        """Blocks of `nbytes` in all go from one prefill instance to another, and have then been made there by `maker`."""
+        ...
+
+
+class CertainStage:
+    """Everything about a job is known when it is placed."""
+
+    def __init__(
+        self,
+        hardware: HardwareModel,
+        events: Events,
+        kv_bytes_per_token: int,
+        block_size: int,
+        prefilled: Callable[[float, Job], None],
+    ):
+        self._hardware, self._events, self._kv_bytes, self._block_size = hardware, events, kv_bytes_per_token, block_size
+        self._prefilled = prefilled
+
+    def commit(self, job: Job, instance: PrefillInstance, source: PrefillInstance | None, now: float) -> None:
+        ready = job.ready
+        if source is not None:
+            moved = (job.cached - job.own_tokens) * self._kv_bytes
+            blocks = -(-job.cached // self._block_size)
+            made = when_made(source.cache, job.request.keys[job.own_blocks : blocks], now)
+            ready = max(ready, made + self._hardware.transfer_s(moved, source.index, instance.index))
+        clear_at = instance.clear_at
+        begin = clear_at if clear_at > now else now
+        start = begin if begin > ready else ready
+        job.compute = compute = self._hardware.prefill_s(job.input_tokens, job.cached)
+        job.start = start
+        job.planned = instance.clear_at = start + compute
+        instance.busy_s += compute
+        self._events.at(job.planned, Order.PREFILLED, job.serial, self._prefilled, job)
+        job.fetch_wait = start - begin
+
+    def copy(self, maker: Maker, nbytes: int, source: int, target: int, now: float) -> None:
+        maker.planned = now + self._hardware.transfer_s(nbytes, source, target)
+
+
+def when_made(cache: BlockCache, keys: Sequence[int], now: float) -> float:
+    """When the last of these blocks is thought to be there to be read; `now` if all are."""
+    made = now
+    for key in keys:
+        maker = cache.maker(key)
+        if maker is not None and maker.planned > made:
+            made = maker.planned
+    return made
