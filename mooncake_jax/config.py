@@ -16,7 +16,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from mooncake_jax.cluster_config import ClusterConfig
 from mooncake_jax.errors import UserError
-from mooncake_jax.sched import ModelShape
+from mooncake_jax.sched import ModelShape, Node
+from mooncake_jax.sim.config import SimClusterConfig
 from mooncake_jax.types import SLO
 from mooncake_jax.workload import WorkloadConfig
 
@@ -59,7 +60,8 @@ class ConductorSettings:
     pairing: Component = MISSING
     decode_choice: Component = MISSING
     admission: Component = MISSING
-    estimator: Component = MISSING
+    estimator: Component | None = MISSING
+    """In a simulation null is the cost model itself: the Conductor knows how long things take."""
     replication: Component = MISSING
     roles: Component = MISSING
     queue_order: Component = MISSING
@@ -96,6 +98,34 @@ class ReplaySettings(LiveSettings):
     tracker: Component = MISSING
     ask: str | None = None
     """A question that the cluster answers in words before the replay."""
+
+
+@dataclass(frozen=True)
+class SimulateSettings:
+    model: ModelSource = field(default_factory=ModelSource)
+    """Only its `shape` counts."""
+    hardware: Node = MISSING
+    cost: Component = MISSING
+    """How long prefills, decode steps and transfers take: a `sched.HardwareModel`."""
+    cluster: SimClusterConfig = field(default_factory=SimClusterConfig)
+    conductor: ConductorSettings = field(default_factory=ConductorSettings)
+    eviction: Component = MISSING
+    """Of every prefill instance's host pool."""
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    slo: SLO = field(default_factory=SLO)
+    tracker: Component = MISSING
+    window: list[float] | None = field(default_factory=lambda: [0.0, 60.0])
+    """timeline.json shows the requests under way between these seconds; null writes none."""
+    log_decisions: bool = False
+    """Write every decision with all that the Conductor saw to decisions.jsonl, as live runs do."""
+    redecide: str | None = None
+    """A decisions.jsonl, live or simulated: the Conductor set here decides all of it again, and differences are told."""
+    experiment: Component | None = None
+    """A published table or figure to make instead of a single run; see conf/experiment."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and not (len(self.window) == 2 and 0 <= self.window[0] < self.window[1]):
+            raise UserError(f"window={self.window} must be [start, end] in seconds, 0 <= start < end, or null")
 
 
 @dataclass(frozen=True)
@@ -180,6 +210,7 @@ _NOISE = re.compile(
 
 SCHEMAS = {
     "replay": ReplaySettings,
+    "simulate": SimulateSettings,
     "generate": GenerateSettings,
     "fetch": FetchSettings,
     "ablate": AblateSettings,
@@ -197,8 +228,10 @@ def register() -> None:
         if issubclass(schema, LiveSettings):
             node.cluster.engine.block_size = "${cluster.block_size}"
             node.model.path = MISSING  # a YAML file that leaves it out asks the user for it
-        if issubclass(schema, ReplaySettings):
+        if issubclass(schema, ReplaySettings | SimulateSettings):
             node.workload.path = MISSING
+        if issubclass(schema, SimulateSettings):
+            node.conductor.estimator = None
         ConfigStore.instance().store(name=f"{name}_schema", node=node)
 
 

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from mooncake_jax.config import LiveSettings, ModelSource, RuntimeSettings, make, one_sentence, plain, read, register
+from mooncake_jax.config import ConductorSettings, LiveSettings, ModelSource, RuntimeSettings, make, one_sentence, plain, read, register
 from mooncake_jax.errors import UserError
 from mooncake_jax.sched import (
     AdmissionPolicy,
@@ -41,7 +41,7 @@ from mooncake_jax.sched import (
     RolePolicy,
     Sample,
 )
-from mooncake_jax.types import Request, RequestRecord, SamplingParams, Span
+from mooncake_jax.types import SLO, Request, RequestRecord, SamplingParams, Span
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -237,6 +237,28 @@ def open_model(source: ModelSource) -> Model:
             return Model(checkpoint, None, str(error))
 
 
+def make_conductor(policies: ConductorSettings, slo: SLO, exact: Estimator | None = None) -> Conductor:
+    """The Conductor with the policies set, live or simulated.
+
+    `exact` knows how long things really take and stands in where no estimator is set, which only a simulation can offer.
+    Raises UserError for a policy that cannot be made, and where an estimator is missing.
+    """
+    estimator = exact
+    if policies.estimator is not None:
+        estimator = make(policies.estimator, "conductor.estimator", Estimator)
+    if estimator is None:
+        raise UserError("conductor.estimator is null, but only a simulation can do without; add conductor/estimator=measured")
+    return Conductor(
+        make(policies.pairing, "conductor.pairing", PairingPolicy),
+        make(policies.decode_choice, "conductor.decode_choice", DecodePolicy),
+        make(policies.admission, "conductor.admission", AdmissionPolicy),
+        estimator,
+        slo,
+        replication=make(policies.replication, "conductor.replication", ReplicationPolicy),
+        roles=make(policies.roles, "conductor.roles", RolePolicy),
+    )
+
+
 @dataclass(frozen=True)
 class Live:
     """A cluster with what belongs to it."""
@@ -261,15 +283,7 @@ def build(
 
     Raises UserError for a model, a mesh or a policy that cannot be, and for a model without tokenizer if `words` are asked for.
     """
-    conductor = Conductor(
-        make(settings.conductor.pairing, "conductor.pairing", PairingPolicy),
-        make(settings.conductor.decode_choice, "conductor.decode_choice", DecodePolicy),
-        make(settings.conductor.admission, "conductor.admission", AdmissionPolicy),
-        make(settings.conductor.estimator, "conductor.estimator", Estimator),
-        settings.slo,
-        replication=make(settings.conductor.replication, "conductor.replication", ReplicationPolicy),
-        roles=make(settings.conductor.roles, "conductor.roles", RolePolicy),
-    )
+    conductor = make_conductor(settings.conductor, settings.slo)
     if not isinstance(make(settings.conductor.queue_order, "conductor.queue_order", QueueOrder), FirstCome):
         raise UserError("conductor.queue_order is for the simulator only; a live cluster serves first come, first served")
     configure_jax(settings.runtime)

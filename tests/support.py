@@ -63,6 +63,7 @@ def cluster(
     choice=None,
     messenger=None,
     meshes=None,
+    eviction=None,
     **kwargs,
 ) -> Cluster:
     """`prefill` is (count, tensor, stages), `decode` (count, tensor); the rest goes to ClusterConfig."""
@@ -76,7 +77,9 @@ def cluster(
     conductor = Conductor(pairing or KVCacheCentric(), choice or LeastTokens(), AcceptAll(), Measured(), SLO())
     start = time.perf_counter()
     messenger = messenger or DeviceMessenger()
-    return build_cluster(config, MODEL, load, conductor, messenger, lambda: time.perf_counter() - start, meshes=meshes)
+    return build_cluster(
+        config, MODEL, load, conductor, messenger, lambda: time.perf_counter() - start, meshes=meshes, eviction=eviction
+    )
 
 
 def request(id: str, tokens, output: int = 8, *, arrival: float = 0.0, deadline=None, **sampling) -> Request:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mooncake_jax.errors import UserError
+from mooncake_jax.workload import TRACES, cache_dir
 
 _CHUNK = 1 << 20
 
@@ -40,16 +41,7 @@ MODELS = {
 }
 """Models that can be fetched by name."""
 
-TRACES = ("conversation", "synthetic", "toolagent")
-"""Traces published with the FAST '25 paper, in `FAST25-release/traces` of the kvcache-ai/Mooncake repository."""
 TRACES_URL = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces"
-
-
-def cache_dir() -> Path:
-    """`$MOONCAKE_JAX_CACHE`, or `mooncake_jax` in `$XDG_CACHE_HOME`, or in `~/.cache`."""
-    if own := os.environ.get("MOONCAKE_JAX_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooncake_jax"
 
 
 def fetch_model(name: str, log: Callable[[str], None] = lambda line: None) -> Path:

@@ -15,11 +15,11 @@ from mooncake_jax.report.comparison_plots import plot_bars, plot_curves
 from mooncake_jax.report.distribution import Statistics, weighted_percentiles
 from mooncake_jax.report.folder import write_run
 from mooncake_jax.report.latency import TTFT_STAGES, RequestLatency, check_record, measure
-from mooncake_jax.report.metrics import Goodput, Reuse, Summary, summarize, summarize_columns
+from mooncake_jax.report.metrics import Goodput, Reuse, Summary, bounds, summarize, summarize_columns
 from mooncake_jax.report.plots import plot_latency, plot_load, plot_reuse, write_plots
 from mooncake_jax.report.provenance import provenance
 from mooncake_jax.report.rows import read_columns, read_requests, request_row, write_columns, write_requests
-from mooncake_jax.report.spans import busy_fraction, busy_spans
+from mooncake_jax.report.spans import busy_fraction, busy_spans, mean_open
 from mooncake_jax.report.summary_json import flat_metrics, summary_dict, write_summary
 from mooncake_jax.report.table import format_table, rich_table
 from mooncake_jax.report.timeline import chrome_trace, write_timeline
@@ -57,6 +57,7 @@ __all__ = [
     "WandbTracker",
     "WandbTrackerConfig",
     "ablation_table",
+    "bounds",
     "busy_fraction",
     "busy_spans",
     "check_columns",
@@ -68,6 +69,7 @@ __all__ = [
     "format_comparison",
     "format_table",
     "markdown_comparison",
+    "mean_open",
     "measure",
     "plot_bars",
     "plot_curves",

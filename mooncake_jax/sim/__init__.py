@@ -12,11 +12,13 @@ from mooncake_jax.sim.config import (
     SimPrefillConfig,
     Slow,
 )
+from mooncake_jax.sim.coupled import CoupledSimulation
 from mooncake_jax.sim.hardware import Loading, Pipelined
 from mooncake_jax.sim.outcome import Outcome, outcome
 
 __all__ = [
     "CoupledConfig",
+    "CoupledSimulation",
     "DiskConfig",
     "Failure",
     "Loading",

@@ -31,6 +31,7 @@ from mooncake_jax.sim.ledger import Ledger
 from mooncake_jax.sim.network import Network
 from mooncake_jax.sim.passes import QueuedStage
 from mooncake_jax.sim.prefill import CertainStage, PrefillInstance, PrefillStage
+from mooncake_jax.sim.steps import StepLog
 from mooncake_jax.types import Placement, Rejection, Request, Role, Status
 
 _DRAIN_POLL_S = 0.5
@@ -104,7 +105,9 @@ class Simulation:
                 network=self._network,
             )
         self.prefill = [self._new_prefill(i) for i in range(config.prefill.count)]
-        self.decode_logs = []
+        self.names: list[str] = []
+        """Whose each of `logs` is."""
+        self.logs: list[StepLog] = []
         """Logs of the steps of every decode instance that ever was; the ledger's runs point here."""
         self.decode = [self._new_decode(i) for i in range(config.decode.count)]
         self._jobs: dict[int, Job] = {}
@@ -134,7 +137,7 @@ class Simulation:
     def _new_decode(self, index: int) -> DecodeInstance:
         instance = DecodeInstance(
             f"decode-{index}",
-            len(self.decode_logs),
+            len(self.logs),
             self.hardware,
             self._joined,
             self._decoded,
@@ -143,7 +146,8 @@ class Simulation:
             self._slow.get(f"decode-{index}", 1.0),
             self._at_prefill,
         )
-        self.decode_logs.append(instance.log)
+        self.logs.append(instance.log)
+        self.names.append(instance.name)
         return instance
 
     # --- time -------------------------------------------------------------------------------------------------------

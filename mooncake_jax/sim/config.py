@@ -141,8 +141,8 @@ class SimClusterConfig:
     """KV leaves for the decode instance `layerwise`, while prefill computes, or in one piece after it: `serial`."""
     contention: bool = False
     """Transfers share the bandwidth of the nodes' network interfaces (max-min fair); otherwise each has all of it."""
-    failures: tuple[Failure, ...] = ()
-    slow: tuple[Slow, ...] = ()
+    failures: list[Failure] = field(default_factory=list)
+    slow: list[Slow] = field(default_factory=list)
     role_switch_s: float = 5.0
     """Seconds from the end of its last request until an instance works in its new role."""
     tries: int = 3

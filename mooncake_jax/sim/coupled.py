@@ -58,6 +58,7 @@ class CoupledSimulation:
         ]
         self.logs = [instance.log for instance in self.instances]
         """Steps of every instance; the ledger's runs point here."""
+        self.names = [f"coupled-{index}" for index in range(coupled.count)]
         self._least_tokens = coupled.router == "least_tokens"
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Ledger:

@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from mooncake_jax.errors import UserError
 from mooncake_jax.kvcache.eviction import EvictionPolicy
 from mooncake_jax.kvcache.stack_distance import NEVER, stack_distances
-from mooncake_jax.workload.trace import Trace
+from mooncake_jax.workload import Trace
 
 
 @dataclass(frozen=True)

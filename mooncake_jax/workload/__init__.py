@@ -7,6 +7,7 @@ from mooncake_jax.workload.config import FORMATS, WorkloadConfig, load_trace
 from mooncake_jax.workload.generate import GeneratorConfig, LogNormal, Normal, generate
 from mooncake_jax.workload.mix import mix
 from mooncake_jax.workload.mooncake import read_mooncake
+from mooncake_jax.workload.published import TRACES, cache_dir, find_trace
 from mooncake_jax.workload.qwen import read_qwen
 from mooncake_jax.workload.replay import Replay, replay
 from mooncake_jax.workload.scale import first, scale_lengths, speed_up
@@ -22,11 +23,14 @@ __all__ = [
     "GeneratorConfig",
     "LogNormal",
     "Normal",
+    "TRACES",
     "Replay",
     "Trace",
     "TraceRequest",
     "WorkloadConfig",
     "about_tokens",
+    "cache_dir",
+    "find_trace",
     "first",
     "generate",
     "load_trace",

@@ -9,6 +9,7 @@ from mooncake_jax.workload.burstgpt import read_burstgpt
 from mooncake_jax.workload.generate import GeneratorConfig, generate
 from mooncake_jax.workload.mix import mix
 from mooncake_jax.workload.mooncake import read_mooncake
+from mooncake_jax.workload.published import find_trace
 from mooncake_jax.workload.qwen import read_qwen
 from mooncake_jax.workload.scale import first, scale_lengths, speed_up
 from mooncake_jax.workload.sharegpt import read_sharegpt
@@ -25,7 +26,8 @@ class WorkloadConfig:
     """Which requests arrive when. Raises UserError when a value is out of its range."""
 
     path: str | None = None
-    """File to read, in `format`; None generates conversations by `generator`."""
+    """File to read, in `format`, or the name of a published trace: conversation, synthetic, toolagent. None generates
+    conversations by `generator`."""
     format: str = "mooncake"
     """Of the files: mooncake, azure, burstgpt, qwen or sharegpt."""
     mix: list[str] | None = None
@@ -93,7 +95,7 @@ def _read(config: WorkloadConfig, path: str, index: int) -> Trace:
     if config.format == "sharegpt":
         # Files to mix must not arrive at the same times.
         return read_sharegpt(path, config.rate, config.seed + index)
-    return _READERS[config.format](path)
+    return _READERS[config.format](find_trace(path))
 
 
 def _is_window(window: list[float]) -> bool:

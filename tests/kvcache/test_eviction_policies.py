@@ -1,8 +1,12 @@
 """Every policy against its rule applied by scanning, and one contract for all of them in the live pool's books."""
 
+from pathlib import Path
+
 import pytest
+from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from mooncake_jax.errors import UserError
 from mooncake_jax.kvcache import LFU, PGDSF, BlockPool, BlockState, EvictionPolicy, LeafFirstLRU, LengthAware
@@ -110,6 +114,15 @@ def test_in_a_live_pool_only_free_blocks_leave_and_leaf_policies_keep_prefixes_w
         assert len(order) == len(set(order))
         assert set(order) <= parents.keys()
         assert bool(order) == bool(parents)
+
+
+CONFIGS = sorted((Path(__file__).parents[2] / "conf/eviction").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configured_policy_can_be_made(path: Path):
+    assert isinstance(instantiate(OmegaConf.load(path)), EvictionPolicy)
+    assert len(CONFIGS) == len(POLICIES) - 1, "all but Belady, which must be told the future"
 
 
 def fill(pool: BlockPool, *keys: int) -> None:

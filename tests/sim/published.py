@@ -1,4 +1,4 @@
-"""Studies of a published trace in a process of their own: without the type checks of the tests, which cost more than the studies.
+"""Studies of a published trace, in a process without the type checks of the tests, which cost more than the studies.
 
     python -m tests.sim.published TRACE < jobs.json > totals.json
 

@@ -27,9 +27,11 @@ from mooncake_jax.sim import (
     Simulation,
     outcome,
 )
+from mooncake_jax.types import Tier
 from tests.sim.cases import PAPER, Case, CoupledCase, overloaded, small_cases, small_coupled_cases, trace_head
 from tests.sim.plain import ADMISSIONS, POLICIES, simulate_plain
 from tests.sim.plain_coupled import PlainCoupled, simulate_plain_coupled
+from tests.sim.test_coupled import simulate as simulate_coupled
 from tests.support import published_trace
 
 RELATIVE = 1e-9
@@ -44,7 +46,15 @@ def simulate_real(case: Case | CoupledCase, **options) -> dict[str, np.ndarray]:
     has no instances, and reuses and computes nothing. `token_times` is left out: simulated runs keep none.
     """
     if isinstance(case, CoupledCase):
-        pytest.skip("the coupled simulation is not wired in yet")
+        result = simulate_coupled(case)
+        columns = result.columns
+        return {
+            "instance": columns.prefill,
+            "ttft": columns.ttft,
+            "tbt": columns.tbt,
+            "finished": columns.finished,
+            "cached": columns.cached[Tier.DEVICE],
+        }
     cost = case.cluster.cost
     hardware = ClosedForm(
         cost.prefill_constant,
@@ -81,7 +91,7 @@ def simulate_real(case: Case | CoupledCase, **options) -> dict[str, np.ndarray]:
         cluster, hardware, conductor, case.requests, kv_bytes, Rates(node=cost.bandwidth, load=cost.h2d), **options
     )
     ledger = simulation.run()
-    result = outcome(case.requests, ledger, simulation.decode_logs)
+    result = outcome(case.requests, ledger, simulation.logs)
     placed = np.array(ledger.placements) > 0
     host = np.where(placed, np.array(ledger.host_tokens), 0)
     peer = np.where(placed, np.array(ledger.peer_tokens), 0)
