@@ -3,12 +3,15 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
-from mooncake_jax import launch, report, simulate
+from mooncake_jax import experiments, launch, report, simulate
 from mooncake_jax.config import SimulateSettings, make
 from mooncake_jax.sched import Decision
 
 
 def main(settings: SimulateSettings, run: launch.Run) -> None:
+    if settings.experiment is not None:
+        experiment(settings, run)
+        return
     tracker = make(settings.tracker, "tracker", report.TrackerConfig).build(run.folder, run.settings)
     try:
         with launch.progress() as show, decisions(settings, run) as log:
@@ -20,6 +23,21 @@ def main(settings: SimulateSettings, run: launch.Run) -> None:
     print(report.format_table(summary))
     for line in simulate.remarks(done):
         print(line)
+    print(run.folder)
+
+
+def experiment(settings: SimulateSettings, run: launch.Run) -> None:
+    """Makes a published table or figure, and prints the paper's numbers beside ours."""
+    chosen = make(settings.experiment, "experiment", experiments.Experiment)
+    with launch.progress() as show:
+        found = chosen.run(experiments.Lab(run.folder, show))
+    for comparison in found.comparisons:
+        report.write_comparison(run.folder, comparison)
+        print(report.format_comparison(comparison))
+    for line in found.remarks:
+        print(line)
+    for plot in found.plots:
+        print(plot)
     print(run.folder)
 
 

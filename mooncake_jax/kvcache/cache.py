@@ -4,8 +4,8 @@
 promises it (DESIGN, Semantics of time), and one call commits a whole prompt.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from mooncake_jax.errors import UserError
@@ -35,7 +35,7 @@ class BlockCache:
         self.instance = instance
         self.below = below
         self._policy = None if policy is None or isinstance(policy, LRU) else policy
-        self._makers: OrderedDict[int, Any] = OrderedDict()
+        self._makers: dict[int, Any] = {}
         """Held keys, the least recently used first, each with its maker."""
 
     def __len__(self) -> int:
@@ -51,36 +51,70 @@ class BlockCache:
     def keys(self) -> list[int]:
         return list(self._makers)
 
-    def use(self, keys: Sequence[int], maker: Any) -> None:
+    def use(self, keys: Sequence[int], maker: Any, held: int = 0) -> None:
         """All `keys` of a prompt, first to last: a held block is touched, another comes and is `maker`'s.
 
-        Whenever that makes one block too many, the first in the policy's order leaves.
+        Whenever that makes one block too many, the first in the policy's order leaves. `held` says that so many leading keys are
+        held already, which only makes it quicker.
         """
         if self._policy is not None:
             self._use_by_policy(keys, maker, self._policy)
             return
-        makers, masks = self._makers, self.index.masks
-        touch, bit, below = makers.move_to_end, 1 << self.instance, self.below
-        room = float("inf") if self.capacity is None else self.capacity - len(makers)
+        makers = self._makers
+        head, tail = keys[:held], keys[held:]
+        if self.below is None and makers.keys().isdisjoint(tail) and (self.capacity is None or len(keys) <= self.capacity):
+            # The usual case. No block that comes or is touched can leave within this call, so whole steps stand for a loop.
+            makers.update(zip(head, list(map(makers.pop, head))))
+            makers.update(dict.fromkeys(tail, maker))
+            self._announce(tail)
+            if self.capacity is not None and len(makers) > self.capacity:
+                gone = list(islice(makers, len(makers) - self.capacity))
+                for key in gone:
+                    del makers[key]
+                self._retract(gone)
+            return
+        self._use_one_by_one(keys, maker)
+
+    def _use_one_by_one(self, keys: Sequence[int], maker: Any) -> None:
+        makers, below, capacity = self._makers, self.below, self.capacity
+        # Whoever is to leave is among the oldest blocks, those used in this call apart.
+        oldest = iter(list(islice(makers, 2 * len(keys))))
+        used: dict[int, None] = {}
         for key in keys:
             if key in makers:
-                touch(key)
-                continue
-            makers[key] = maker
-            if below is None or not below.take(key):
-                masks[key] = masks.get(key, 0) | bit
-            if room > 0:
-                room -= 1
-                continue
-            gone, its_maker = makers.popitem(last=False)
-            if below is not None:
-                below.put(gone, its_maker)
-                continue
-            mask = masks[gone] ^ bit
-            if mask:
-                masks[gone] = mask
+                makers[key] = makers.pop(key)
             else:
-                del masks[gone]
+                makers[key] = maker
+                if below is None or not below.take(key):
+                    self._announce((key,))
+                if capacity is not None and len(makers) > capacity:
+                    gone = next((one for one in oldest if one not in used), None)
+                    if gone is None:
+                        gone = next(iter(makers))
+                    its_maker = makers.pop(gone)
+                    if below is not None:
+                        below.put(gone, its_maker)
+                    else:
+                        self._retract((gone,))
+            used[key] = None
+
+    def _announce(self, keys: Sequence[int]) -> None:
+        masks, bit = self.index.masks, 1 << self.instance
+        if masks.keys().isdisjoint(keys):
+            masks.update(dict.fromkeys(keys, bit))
+            return
+        get = masks.get
+        for key in keys:
+            masks[key] = get(key, 0) | bit
+
+    def _retract(self, keys: Sequence[int]) -> None:
+        masks, bit = self.index.masks, 1 << self.instance
+        for key in keys:
+            mask = masks[key]
+            if mask == bit:
+                del masks[key]
+            else:
+                masks[key] = mask ^ bit
 
     def _use_by_policy(self, keys: Sequence[int], maker: Any, policy: EvictionPolicy) -> None:
         parent = None

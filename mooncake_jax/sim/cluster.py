@@ -268,7 +268,7 @@ class Simulation:
             view.decode_tokens[at] += job.input_tokens
             view.decode_batch[at] += 1
         self.stage.commit(job, instance, source, now)
-        instance.cache.use(request.keys, job)
+        instance.cache.use(request.keys, job, placement.reuse)
         view.queue_s[view.prefill.index(to)] = max(instance.clear_at - now, 0.0)
         self.conductor.placed(request, placement, now)
 
