@@ -5,7 +5,9 @@ Code sees the dataclasses only. What a user may replace by a class of their own 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -13,6 +15,7 @@ from hydra.errors import HydraException, InstantiationException, MissingConfigEx
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from mooncake_jax.cluster_config import ClusterConfig
 from mooncake_jax.errors import UserError
@@ -178,6 +181,14 @@ class AblateSettings:
 
 
 @dataclass(frozen=True)
+class ReproduceSettings:
+    only: list[str] | None = None
+    """Experiments, such as fast25/fig5_scheduling; null makes all of conf/experiment."""
+    overrides: list[str] = field(default_factory=list)
+    """For every experiment, as on the command line of scripts/simulate.py: workload.limit=500 gives a quick look."""
+
+
+@dataclass(frozen=True)
 class BenchDecodeSettings(LiveSettings):
     batches: list[int] = field(default_factory=lambda: [8, 32])
     """Requests decoded at once."""
@@ -214,6 +225,7 @@ SCHEMAS = {
     "generate": GenerateSettings,
     "fetch": FetchSettings,
     "ablate": AblateSettings,
+    "reproduce": ReproduceSettings,
     "bench_decode": BenchDecodeSettings,
     "bench_overlap": BenchOverlapSettings,
 }
@@ -257,6 +269,33 @@ def read(config: DictConfig) -> Any:
         raise UserError(f"{error.full_key} has no value; add {error.full_key}=... to the command line") from error
     except OmegaConfBaseException as error:
         raise UserError(one_sentence(error)) from error
+
+
+def from_plain[S](schema: type[S], plain: Mapping[str, Any]) -> S:
+    """The dataclass that plain values describe, such as those of a run's config.yaml; what they leave out has its default.
+
+    Raises UserError as `read` does.
+    """
+    node = OmegaConf.structured(schema)
+    _open(node)
+    try:
+        return read(OmegaConf.merge(node, plain))
+    except OmegaConfBaseException as error:
+        raise UserError(one_sentence(error)) from error
+
+
+def load_plain(folder: Path) -> dict[str, Any]:
+    """The settings of a run as plain values, from the config.yaml in its folder. Raises UserError if it cannot be read."""
+    path = folder / "config.yaml"
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; give the folder of a run") from error
+    except (ValueError, YAMLError) as error:
+        raise UserError(f"{path} does not hold the settings of a run: {error}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path} does not hold the settings of a run")
+    return loaded
 
 
 def make(component: Component, where: str, protocol: type | None = None) -> Any:

@@ -14,7 +14,7 @@ from mooncake_jax.config import SimulateSettings, make
 from mooncake_jax.errors import UserError
 from mooncake_jax.kvcache import EvictionPolicy
 from mooncake_jax.launch import make_conductor
-from mooncake_jax.sched import Decision, HardwareModel, QueueOrder, Regression
+from mooncake_jax.sched import Conductor, Decision, HardwareModel, QueueOrder, Regression
 from mooncake_jax.sim import CoupledSimulation, Loading, Outcome, Pipelined, Rates, Simulation, intervals, outcome
 from mooncake_jax.types import Request
 
@@ -81,26 +81,34 @@ def hardware_of(settings: SimulateSettings) -> HardwareModel:
     return cost
 
 
+def conductor_of(settings: SimulateSettings, hardware: HardwareModel) -> Conductor:
+    """The Conductor, which knows how long things take on `hardware` unless an estimator is set."""
+    prefill = settings.cluster.prefill
+    believed: Any = hardware if prefill.stages == 1 else Pipelined(hardware, prefill.stages, prefill.chunk_tokens)
+    return make_conductor(settings.conductor, settings.slo, believed)
+
+
 def run(
     settings: SimulateSettings,
     progress: Progress | None = None,
     on_decision: Callable[[Decision], None] | None = None,
+    prepare: Callable[[Any], None] | None = None,
 ) -> SimRun:
-    """Simulates what the settings say. Raises UserError for what cannot be simulated."""
+    """Simulates what the settings say; `prepare` gets the simulation before it runs, to watch it at times of its own choice.
+
+    Raises UserError for what cannot be simulated.
+    """
     requests, left_out = requests_of(settings)
     hardware = hardware_of(settings)
     cluster = settings.cluster
     if cluster.coupled is not None:
         simulation: Any = CoupledSimulation(cluster, hardware, requests)
     else:
-        believed: Any = hardware
-        if cluster.prefill.stages > 1:
-            believed = Pipelined(hardware, cluster.prefill.stages, cluster.prefill.chunk_tokens)
         node = settings.hardware
         simulation = Simulation(
             cluster,
             hardware,
-            make_conductor(settings.conductor, settings.slo, believed),
+            conductor_of(settings, hardware),
             requests,
             settings.model.shape.kv_bytes_per_token,
             Rates(node=node.nic_bandwidth, load=node.host_to_device_bandwidth),
@@ -108,6 +116,8 @@ def run(
             queue_order=_factory(settings.conductor.queue_order, "conductor.queue_order", QueueOrder),
             on_decision=on_decision,
         )
+    if prepare is not None:
+        prepare(simulation)
     start = time.perf_counter()
     ledger = simulation.run(progress)
     result = outcome(requests, ledger, simulation.logs)

@@ -1,16 +1,26 @@
 """Simulates a cluster on a trace: `python scripts/simulate.py workload=mooncake workload.path=conversation`."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from mooncake_jax import experiments, launch, report, simulate
+from hydra.core.hydra_config import HydraConfig
+
+from mooncake_jax import experiments, launch, redecide, report, simulate
 from mooncake_jax.config import SimulateSettings, make
 from mooncake_jax.sched import Decision
+
+SHOWN = 5
+"""Differences that are printed; all are in differences.jsonl."""
 
 
 def main(settings: SimulateSettings, run: launch.Run) -> None:
     if settings.experiment is not None:
         experiment(settings, run)
+        return
+    if settings.redecide is not None:
+        decide_again(settings, run)
         return
     tracker = make(settings.tracker, "tracker", report.TrackerConfig).build(run.folder, run.settings)
     try:
@@ -31,14 +41,35 @@ def experiment(settings: SimulateSettings, run: launch.Run) -> None:
     chosen = make(settings.experiment, "experiment", experiments.Experiment)
     with launch.progress() as show:
         found = chosen.run(experiments.Lab(run.folder, show))
+    experiments.write(found, run.folder)
     for comparison in found.comparisons:
-        report.write_comparison(run.folder, comparison)
         print(report.format_comparison(comparison))
     for line in found.remarks:
         print(line)
     for plot in found.plots:
         print(plot)
     print(run.folder)
+
+
+def decide_again(settings: SimulateSettings, run: launch.Run) -> None:
+    """Decides a log again. Exits with 1 when some decisions come out differently."""
+    settings = redecide.settings_of_log(settings, run.settings, HydraConfig.get().overrides.task)
+    if settings.conductor.estimator is None:
+        conductor = simulate.conductor_of(settings, simulate.hardware_of(settings))
+    else:
+        conductor = launch.make_conductor(settings.conductor, settings.slo)
+    with launch.progress() as show:
+        found = redecide.redecide_log(Path(settings.redecide), conductor, lambda done: show("deciding again", done, None))
+    with (run.folder / "differences.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(difference.to_json() + "\n" for difference in found.differences)
+    print(f"{found.identical} of {found.decisions} decisions are identical")
+    for difference in found.differences[:SHOWN]:
+        print(difference)
+    if more := len(found.differences[SHOWN:]):
+        print(f"... and {more} more differences")
+    print(run.folder)
+    if found.differences:
+        sys.exit(1)
 
 
 @contextlib.contextmanager

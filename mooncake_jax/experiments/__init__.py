@@ -4,7 +4,27 @@ Each is a class here with its numbers and overrides in conf/experiment; a new on
 importable file.
 """
 
-from mooncake_jax.experiments.lab import Experiment, Lab, Report
+from mooncake_jax.experiments.bandwidth import Bandwidth
+from mooncake_jax.experiments.breakdown import Breakdown
+from mooncake_jax.experiments.capacity import Capacity
+from mooncake_jax.experiments.distributions import Distributions
+from mooncake_jax.experiments.effective_capacity import EffectiveCapacity
+from mooncake_jax.experiments.eviction import Eviction
+from mooncake_jax.experiments.lab import Experiment, Lab, Report, write
 from mooncake_jax.experiments.points import Points
+from mooncake_jax.experiments.replicas import Replicas
 
-__all__ = ["Experiment", "Lab", "Points", "Report"]
+__all__ = [
+    "Bandwidth",
+    "Breakdown",
+    "Capacity",
+    "Distributions",
+    "EffectiveCapacity",
+    "Eviction",
+    "Experiment",
+    "Lab",
+    "Points",
+    "Replicas",
+    "Report",
+    "write",
+]

@@ -1,5 +1,6 @@
 """What an experiment works with: simulations of the settings it varies, and a folder for what it finds."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from mooncake_jax import simulate
 from mooncake_jax.config import SimulateSettings, read
-from mooncake_jax.report import Comparison
+from mooncake_jax.report import Comparison, comparison_dict, write_comparison
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Lab:
         self._overrides = list(HydraConfig.get().overrides.task)
         self._done: dict[tuple[str, ...], simulate.SimRun] = {}
 
+    def show(self, what: str, done: int = 0, total: int | None = None) -> None:
+        """Shows the user how far the work is."""
+        self._show(what, done, total)
+
     def settings(self, overrides: Sequence[str] = ()) -> SimulateSettings:
         """The run's settings with further overrides, as on the command line. What the user overrides goes before."""
         mine = [one for one in self._overrides if one.startswith("+experiment")]
@@ -47,6 +52,19 @@ class Lab:
             self._show(name, 0, None)
             self._done[key] = simulate.run(self.settings(overrides), lambda done, total: self._show(name, done, total))
         return self._done[key]
+
+
+def write(found: Report, folder: Path) -> None:
+    """experiment.json, all that was found, and each comparison's own files; those after the first in folders of their names."""
+    for number, comparison in enumerate(found.comparisons):
+        write_comparison(folder / comparison.name if number else folder, comparison)
+    values = {
+        "comparisons": [comparison_dict(comparison) for comparison in found.comparisons],
+        "plots": [plot.relative_to(folder).as_posix() for plot in found.plots],
+        "remarks": found.remarks,
+    }
+    text = json.dumps(values, indent=2, allow_nan=False)
+    (folder / "experiment.json").write_text(text + "\n", encoding="utf-8")
 
 
 @runtime_checkable

@@ -4,7 +4,8 @@
 promises it (DESIGN, Semantics of time), and one call commits a whole prompt.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,8 +17,8 @@ from mooncake_jax.kvcache.index import PrefixIndex
 class BlockCache:
     """At most `capacity` blocks (None: any number), announced to `index` as held by `instance`.
 
-    Blocks that leave move to `below`, the next slower tier of the same instance, if there is one; the index forgets a block when
-    it has left the last tier. `policy` orders the blocks; None is LRU. Raises UserError for a negative capacity.
+    Blocks that leave move to `below`, the next slower tier of the same instance, if there is one (an LRU always); the index
+    forgets a block when it has left the last tier. `policy` orders the blocks; None is LRU. Raises UserError for a negative capacity.
     """
 
     def __init__(
@@ -69,8 +70,7 @@ class BlockCache:
             self._announce(tail)
             if self.capacity is not None and len(makers) > self.capacity:
                 gone = list(islice(makers, len(makers) - self.capacity))
-                for key in gone:
-                    del makers[key]
+                _for_each(makers.__delitem__, gone)
                 self._retract(gone)
             return
         self._use_one_by_one(keys, maker)
@@ -100,17 +100,26 @@ class BlockCache:
 
     def _announce(self, keys: Sequence[int]) -> None:
         masks, bit = self.index.masks, 1 << self.instance
-        if masks.keys().isdisjoint(keys):
-            masks.update(dict.fromkeys(keys, bit))
-            return
-        get = masks.get
+        elsewhere = 0
         for key in keys:
-            masks[key] = get(key, 0) | bit
+            if key not in masks:
+                break
+            masks[key] |= bit
+            elsewhere += 1
+        rest = keys[elsewhere:]
+        if masks.keys().isdisjoint(rest):
+            masks.update(dict.fromkeys(rest, bit))
+        else:
+            for key in rest:
+                masks[key] = masks.get(key, 0) | bit
 
     def _retract(self, keys: Sequence[int]) -> None:
         masks, bit = self.index.masks, 1 << self.instance
-        for key in keys:
-            mask = masks[key]
+        held = list(map(masks.__getitem__, keys))
+        if held.count(bit) == len(held):
+            _for_each(masks.__delitem__, keys)
+            return
+        for key, mask in zip(keys, held):
             if mask == bit:
                 del masks[key]
             else:
@@ -122,21 +131,22 @@ class BlockCache:
             if key in self._makers:
                 policy.touch(key)
             else:
+                # As in a live pool, somebody leaves before another comes: the newcomer itself is not up for choice.
+                if self.capacity is not None and len(self._makers) >= self.capacity > 0:
+                    self._leave(next(policy.order()))
                 if self.below is None or not self.below.take(key):
                     self.index.add(self.instance, (key,))
                 self._makers[key] = maker
                 policy.insert(key, parent, position)
-                if self.capacity is not None and len(self._makers) > self.capacity:
-                    self._leave(next(policy.order()))
+                if self.capacity == 0:
+                    self._leave(key)
             parent = key
 
     def put(self, key: int, maker: Any) -> None:
-        """One block from the tier above, which the index knows already."""
+        """One block from the tier above, which the index knows already. For a tier without a policy: least recently used."""
         self._makers[key] = maker
-        if self._policy is not None:
-            self._policy.insert(key, None, 0)
         if self.capacity is not None and len(self._makers) > self.capacity:
-            self._leave(next(iter(self._makers)) if self._policy is None else next(self._policy.order()))
+            self._leave(next(iter(self._makers)))
 
     def take(self, key: int) -> bool:
         """The block goes to the tier above, if it is here; the index need not know."""
@@ -161,3 +171,8 @@ class BlockCache:
             self.below.put(key, maker)
         else:
             self.index.remove(self.instance, (key,))
+
+
+def _for_each(function: Callable[[int], object], keys: Iterable[int]) -> None:
+    """A loop that runs in C."""
+    deque(map(function, keys), maxlen=0)

@@ -63,19 +63,11 @@ class Conductor:
         The placement's `ttft` counts from `now`: queue + fetch + prefill, as in Algorithm 1; `tbt` is 0 for one output token.
         Without a live instance of either role the request is rejected, to be retried after the TTFT objective.
         """
-        for role, instances in (("prefill", view.prefill), ("decode", view.decode)):
-            if not instances:
-                return Rejection(f"no live {role} instance", self.slo.ttft)
+        if not (view.prefill and view.decode):
+            return Rejection(f"no live {'decode' if view.prefill else 'prefill'} instance", self.slo.ttft)
         pairing = self.pairing.pair(request, view, self.estimator)
         choice = self.decode_choice.choose(request, view, self.estimator)
-        placement = Placement(
-            prefill=pairing.prefill,
-            decode=choice.decode,
-            reuse=pairing.reuse,
-            fetch=pairing.fetch,
-            ttft=pairing.ttft,
-            tbt=choice.tbt,
-        )
+        placement = Placement(pairing.prefill, choice.decode, pairing.reuse, pairing.fetch, pairing.ttft, choice.tbt)
         rejection = self.admission.admit(request, placement, view, self.estimator, self.slo, now)
         return placement if rejection is None else rejection
 

@@ -1,17 +1,14 @@
 """Which decode instance a request joins. The paper says only "load balancing" (Algorithm 1, SelectDecodingInstance)."""
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
-import numpy as np
+from math import inf
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from mooncake_jax.sched.estimator import Estimator
 from mooncake_jax.sched.view import ClusterView
 from mooncake_jax.types import Request
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeChoice:
+class DecodeChoice(NamedTuple):
     """The decode half of a placement: instance, and predicted time between tokens in seconds."""
 
     decode: int
@@ -33,14 +30,16 @@ class LeastTokens:
     """
 
     def choose(self, request: Request, view: ClusterView, estimator: Estimator) -> DecodeChoice:
-        tokens = view.decode_tokens
+        tokens = view.decode_tokens.tolist()
+        candidates = tokens
         if view.decode_capacity_tokens is not None:
-            roomy = tokens + (request.input_tokens + request.output_tokens) <= view.decode_capacity_tokens
-            if roomy.any():
-                tokens = np.where(roomy, tokens, np.inf)
-        chosen = int(tokens.argmin())
+            needed = request.input_tokens + request.output_tokens
+            roomy = [held + needed <= room for held, room in zip(tokens, view.decode_capacity_tokens.tolist())]
+            if any(roomy):
+                candidates = [held if fits else inf for held, fits in zip(tokens, roomy)]
+        chosen = candidates.index(min(candidates))
         tbt = 0.0
         if request.output_tokens > 1:
-            context = float(view.decode_tokens[chosen]) + request.input_tokens
+            context = tokens[chosen] + request.input_tokens
             tbt = float(estimator.decode_step_s(int(view.decode_batch[chosen]) + 1, context))
         return DecodeChoice(view.decode[chosen], tbt)

@@ -6,9 +6,8 @@ p = min(h * block_size, n - 1) tokens need no computing: the last token always r
 
 import random
 from bisect import bisect_left
-from dataclasses import dataclass
 from math import inf
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from mooncake_jax.errors import UserError
 from mooncake_jax.sched.estimator import Estimator
@@ -16,8 +15,7 @@ from mooncake_jax.sched.view import ClusterView
 from mooncake_jax.types import Fetch, Request
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
+class Pairing(NamedTuple):
     """The prefill half of a placement: instance, leading blocks it holds, blocks to fetch, predicted TTFT in seconds."""
 
     prefill: int
@@ -67,7 +65,7 @@ class CacheAware:
     """The smallest queue + prefill with the instance's own prefix (local cache-aware, arXiv §6.1)."""
 
     def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
-        owns = view.prefix_blocks(request.keys).tolist()
+        owns = view.prefix_list(request.keys)
         seconds: dict[int, float] = {}
         ttft, chosen = inf, 0
         for i, (queue, own) in enumerate(zip(view.queue_s.tolist(), owns)):
@@ -96,29 +94,39 @@ class KVCacheCentric:
         self.balancing_threshold = balancing_threshold
 
     def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
-        owns = view.prefix_blocks(request.keys).tolist()
+        owns = view.prefix_list(request.keys)
         best = max(owns)
         source = view.prefill[owns.index(best)]
         enough = self._enough(best)
-        usable_best = _usable_tokens(best, request, view)
-        # Many instances hold equally much: one estimate of prefill serves them all.
+        n, limit, block_size = request.input_tokens, request.input_tokens - 1, view.block_size
+        usable_best = min(best * block_size, limit)
+        prefill_s, transfer_s = estimator.prefill_s, estimator.transfer_s
+        # All that fetch compute the same, and so do all that hold equally much.
+        after_fetch = -1.0
         seconds: dict[int, float] = {}
         ttft, chosen = inf, 0
-        for i, (queue, own) in enumerate(zip(view.queue_s.tolist(), owns)):
+        i = -1
+        for queue, own in zip(view.queue_s.tolist(), owns):
+            i += 1
+            # Neither prefill nor transfer takes less than nothing: what could not win needs no further estimate.
+            if queue >= ttft:
+                continue
+            if own < enough:
+                if after_fetch < 0.0:
+                    after_fetch = prefill_s(n, usable_best)
+                if queue + after_fetch < ttft:
+                    moved = usable_best - min(own * block_size, limit)
+                    estimate = transfer_s(moved * view.kv_bytes_per_token, source, view.prefill[i]) + queue + after_fetch
+                    if estimate < ttft:
+                        ttft, chosen = estimate, i
+                continue
             prefill = seconds.get(own)
             if prefill is None:
-                cached = usable_best if own < enough else _usable_tokens(own, request, view)
-                prefill = seconds[own] = estimator.prefill_s(request.input_tokens, cached)
-            # No transfer takes less than nothing: one that could not win needs no estimate of it.
+                prefill = seconds[own] = prefill_s(n, min(own * block_size, limit))
             if queue + prefill < ttft:
-                transfer = 0.0
-                if own < enough:
-                    nbytes = (usable_best - _usable_tokens(own, request, view)) * view.kv_bytes_per_token
-                    transfer = estimator.transfer_s(nbytes, source, view.prefill[i])
-                if transfer + queue + prefill < ttft:
-                    ttft, chosen = transfer + queue + prefill, i
-        fetch = Fetch(source, best) if owns[chosen] < enough else None
-        return Pairing(view.prefill[chosen], owns[chosen], fetch, float(ttft))
+                ttft, chosen = queue + prefill, i
+        own = owns[chosen]
+        return Pairing(view.prefill[chosen], own, Fetch(source, best) if own < enough else None, float(ttft))
 
     def _enough(self, best: int) -> int:
         """The fewest blocks with which an instance does not fetch: one comparison then serves all instances."""

@@ -75,6 +75,16 @@ class ClusterView:
         """`prefill` as a read-only array."""
         return _index_array(self.prefill)
 
+    def prefix_list(self, keys: Sequence[int]) -> list[int]:
+        """`prefix_blocks` as a list, for policies that look at one instance after the other."""
+        match_list = getattr(self.index, "match_list", None)
+        if match_list is None:
+            return self.prefix_blocks(keys).tolist()
+        blocks = match_list(keys)
+        if self.prefill and len(blocks) == len(self.prefill) == self.prefill[-1] + 1:
+            return blocks
+        return [blocks[i] for i in self.prefill]
+
     def prefix_blocks(self, keys: Sequence[int]) -> Int64[np.ndarray, "prefill"]:
         """Leading blocks of `keys` that each live prefill instance holds."""
         blocks = self.index.match(keys)

@@ -7,7 +7,7 @@ someone looks at them; prefill instances have an event at the end of each prefil
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import inf, isnan
+from math import inf, isnan, nan
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from mooncake_jax.sim.config import Failure, Rates, SimClusterConfig
 from mooncake_jax.sim.decode import DecodeInstance
 from mooncake_jax.sim.events import Events
 from mooncake_jax.sim.job import Job, Maker
-from mooncake_jax.sim.ledger import Ledger
+from mooncake_jax.sim.ledger import NONE, Ledger
 from mooncake_jax.sim.network import Network
 from mooncake_jax.sim.passes import QueuedStage
-from mooncake_jax.sim.prefill import CertainStage, PrefillInstance, PrefillStage
+from mooncake_jax.sim.prefill import CertainStage, PrefillInstance, PrefillStage, when_made
 from mooncake_jax.sim.steps import StepLog
 from mooncake_jax.types import Placement, Rejection, Request, Role, Status
 
@@ -89,7 +89,7 @@ class Simulation:
         switched = config.failures or config.slow or config.contention or conductor.roles.period is not None
         self.stage: PrefillStage
         if certain and plain and not switched and queue_order is None and conductor.estimator is hardware:
-            self.stage = CertainStage(hardware, self.events, kv_bytes_per_token, config.block_size, self._prefilled)
+            self.stage = CertainStage(hardware, self.events, kv_bytes_per_token, self._prefilled)
         else:
             self.stage = QueuedStage(
                 hardware,
@@ -252,14 +252,18 @@ class Simulation:
         job.own_blocks = placement.reuse
         job.cached = job.own_tokens = min(placement.reuse * block_size, limit)
         source = None
+        ledger.fetch_source[number], ledger.fetch_blocks[number] = NONE, 0
         if placement.fetch is not None:
             source = self.prefill[placement.fetch.source]
-            job.cached = min(placement.fetch.blocks * block_size, limit)
+            job.fetch_blocks = placement.fetch.blocks
+            job.cached = min(job.fetch_blocks * block_size, limit)
             ledger.fetch_source[number], ledger.fetch_blocks[number] = placement.fetch.source, placement.fetch.blocks
         if instance.cache.below is not None:
             self._read_disk(job, instance, now)
         ledger.prefill[number], ledger.reuse_blocks[number] = to, placement.reuse
         ledger.placements[number] += 1
+        if self.conductor.replication.period is not None:
+            job.ready = max(job.ready, self._copied(instance, request.keys[: placement.reuse], now))
         if job.output_tokens > 1:
             ledger.decode[number] = job.decode = placement.decode
             self.decode[job.decode].expect(job)
@@ -279,6 +283,11 @@ class Simulation:
         job.disk_tokens = min(blocks * self.config.block_size, job.own_tokens)
         job.ready = now + job.disk_tokens * self._kv_bytes / self.config.disk.bandwidth
 
+    def _copied(self, instance: PrefillInstance, keys: Sequence[int], now: float) -> float:
+        """When those of these blocks that are ordered copies are thought to be there; all others are made by the queue itself."""
+        makers = map(instance.cache.maker, keys)
+        return max((maker.planned for maker in makers if type(maker) is Maker and maker.finish is None), default=now)
+
     def _started(self, now: float, job: Job) -> None:
         """A prefill has begun; on a shared network its KV begins to leave as well."""
         if self._network is not None and self.config.sending == "layerwise" and job.decode is not None:
@@ -287,7 +296,7 @@ class Simulation:
     def _push(self, now: float, job: Job) -> None:
         def pushed(time: float) -> None:
             job.pushed = time
-            if job.finish is not None and not job.lost:
+            if job.finish is not None and job.serial in self._jobs:
                 self._sent(job, time)
 
         nbytes = job.input_tokens * self._kv_bytes
@@ -317,7 +326,7 @@ class Simulation:
         if self._network is None:
             late = self.hardware.transfer_s(job.input_tokens * self._kv_bytes, job.prefill, job.decode)
             if self.config.sending == "layerwise":
-                late -= job.compute
+                late -= job.service
             self._sent(job, now + late if late > 0.0 else now)
         elif self.config.sending == "serial":
             self._push(now, job)
@@ -328,7 +337,8 @@ class Simulation:
         """At `time` the KV is in the DRAM of the decode instance."""
         ledger, number = self.ledger, job.number
         ledger.sent[number] = time
-        ledger.moved_s[number] = time - job.finish + job.input_tokens * self._load_s
+        if isnan(ledger.first[number]):
+            ledger.moved_s[number] = time - job.finish + job.input_tokens * self._load_s
         self.decode[job.decode].arrive(time, job)
 
     def _token(self, number: int, now: float) -> None:
@@ -337,19 +347,18 @@ class Simulation:
         if isnan(ledger.first[number]):
             ledger.first[number] = now
         else:
-            ledger.gap(number, now - ledger.last[number])
+            ledger.gaps.append((number, now - ledger.last[number]))
         ledger.last[number] = now
         ledger.generated[number] += 1
 
-    def _joined(self, job: Job, loaded: float, second: float) -> None:
+    def _joined(self, job: Job, life: int, loaded: float, second: float) -> None:
         """A request has joined its batch; its next token comes at `second`."""
         ledger, number = self.ledger, job.number
         if not self._at_prefill:
             self._token(number, loaded)
-        ledger.gap(number, second - ledger.last[number])
-        job.run = ledger.run(
-            number, self.decode[job.decode].life, job.joined_step + 1, job.joined_step + job.output_tokens - 1
-        )
+        ledger.gaps.append((number, second - ledger.last[number]))
+        job.run = len(ledger.runs)
+        ledger.runs.append((number, life, job.joined_step + 1, job.joined_step + job.output_tokens - 1))
 
     def _decoded(self, job: Job, time: float) -> None:
         """A request has all its tokens."""
@@ -364,9 +373,10 @@ class Simulation:
     def _rejected_after_prefill(self, job: Job, now: float) -> bool:
         """The paper's baseline judges again for the decode stage, after a prefill that may so be wasted."""
         view = self.view(now)
-        at = view.decode.index(job.decode)
-        view.decode_tokens[at] -= job.input_tokens
-        view.decode_batch[at] -= 1
+        if job.decode in view.decode:  # else it is being drained
+            at = view.decode.index(job.decode)
+            view.decode_tokens[at] -= job.input_tokens
+            view.decode_batch[at] -= 1
         placement = Placement(job.prefill, job.decode, job.own_blocks, None, 0.0, 0.0)
         others = replace(view, in_flight=lambda: self._in_flight(job))
         rejection = self.conductor.recheck(job.request, placement, others, now)
@@ -385,7 +395,8 @@ class Simulation:
             if isinstance(order, Copy):
                 maker = Maker()
                 nbytes = len(order.keys) * self.config.block_size * self._kv_bytes
-                self.stage.copy(maker, nbytes, order.source, order.target, now)
+                made = when_made(self.prefill[order.source].cache, order.keys, now)
+                self.stage.copy(maker, nbytes, order.source, order.target, made)
                 self.prefill[order.target].cache.use(order.keys, maker)
             else:
                 self.prefill[order.instance].cache.drop(order.keys)
@@ -403,7 +414,9 @@ class Simulation:
             self._drain_decode(self.decode[order.instance.index], now)
 
     def _drain_prefill(self, instance: PrefillInstance, now: float) -> None:
-        """A prefill instance that has nothing left to do decodes from then on."""
+        """A prefill instance that has nothing left to do decodes from then on, if it did not die before."""
+        if not instance.alive:
+            return
         if not instance.idle:
             self.events.later(max(instance.clear_at, now + _DRAIN_POLL_S), lambda time: self._drain_prefill(instance, time))
             return
@@ -412,6 +425,8 @@ class Simulation:
         self.events.later(now + self.config.role_switch_s, lambda time: self._add(self.decode, self._new_decode))
 
     def _drain_decode(self, instance: DecodeInstance, now: float) -> None:
+        if not instance.alive:
+            return
         instance.advance(now)
         if instance.assigned:
             self.events.later(now + _DRAIN_POLL_S, lambda time: self._drain_decode(instance, time))
@@ -466,18 +481,20 @@ class Simulation:
         self._view = None
         instance = self.decode[index]
         instance.advance(now)
-        instance.alive = False
         victims = [job for job in self._jobs.values() if job.decode == index]
-        for job in victims:
-            job.lost = True
-            got = instance.context_of(job, now) - job.input_tokens
-            if job.joined_step < 0:
-                got = int(self._at_prefill and job.finish is not None)
-            else:
+        tokens = [instance.context_of(job, now) - job.input_tokens for job in victims]
+        for job, got in zip(victims, tokens):
+            if job.joined_step >= 0:
                 self._cut(job, instance, got, now)
+            elif got and not self._at_prefill:
+                # Its first token left when its KV was there, though no step has begun since.
+                self._token(job.number, instance.loaded(job, now))
+        instance.die(now)
+        for job in victims:
             if job.finish is None:
-                prefill = self.prefill[job.prefill]
-                self.stage.lose(job, prefill, now)
+                self.stage.lose(job, self.prefill[job.prefill], now)
+            job.lost = True
+        for job, got in zip(victims, tokens):
             self._again(job, got, now)
 
     def _cut(self, job: Job, instance: DecodeInstance, got: int, now: float) -> None:
@@ -485,7 +502,7 @@ class Simulation:
         ledger = self.ledger
         steps = got - 1
         ledger.generated[job.number] += steps
-        ledger.shorten(job.run, job.number, steps)
+        ledger.shorten(job.run, steps)
         if steps:
             ledger.last[job.number] = instance.last_step_end(now)
 
@@ -493,6 +510,7 @@ class Simulation:
         """Places a request again that has lost its KV after `got` tokens, or fails it."""
         del_job = self._jobs.pop(job.serial, None)
         number, request = job.number, job.request
+        self.ledger.sent[number] = nan
         if self.ledger.placements[number] >= self.config.tries:
             self._end(number, Status.FAILED, now, f"lost its instance {self.config.tries} times")
             return

@@ -167,8 +167,8 @@ class CoupledInstance:
         self._end = start + series_s(self._first, self._rise, self._steps)
         ledger, second = self._ledger, start + self._first
         for job in self._newcomers:
-            ledger.gap(job.number, second - ledger.first[job.number])
-            ledger.run(job.number, self.index, job.joined_step + 1, job.joined_step + job.output_tokens - 1)
+            ledger.gaps.append((job.number, second - ledger.first[job.number]))
+            ledger.runs.append((job.number, self.index, job.joined_step + 1, job.joined_step + job.output_tokens - 1))
         self._newcomers.clear()
 
     def _finish(self) -> None:

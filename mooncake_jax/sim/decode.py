@@ -14,7 +14,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from mooncake_jax.sched import HardwareModel
+from mooncake_jax.sched import DecodeLine, HardwareModel
 from mooncake_jax.sim.job import Job
 from mooncake_jax.sim.steps import StepLog, series_s, steps_within
 
@@ -22,8 +22,8 @@ from mooncake_jax.sim.steps import StepLog, series_s, steps_within
 class DecodeInstance:
     """One instance. `capacity_tokens` bounds the KV it holds (None: no bound): a request reserves n + o tokens before it loads.
 
-    `joined(job, loaded, second)` hears that a request whose KV was loaded at `loaded` joined the batch and got its second token
-    at `second`; `ended(job, time)` that it has its last. Both are called when `advance` passes the time at which it joined or
+    `joined(job, life, loaded, second)` hears that a request whose KV was loaded at `loaded` joined the batch and got its second
+    token at `second`; `ended(job, time)` that it has its last. Both are called when `advance` passes the time at which it joined or
     ended.
     """
 
@@ -32,7 +32,7 @@ class DecodeInstance:
         name: str,
         life: int,
         hardware: HardwareModel,
-        joined: Callable[[Job, float, float], None],
+        joined: Callable[[Job, int, float, float], None],
         ended: Callable[[Job, float], None],
         load_s_per_token: float = 0.0,
         capacity_tokens: int | None = None,
@@ -45,6 +45,7 @@ class DecodeInstance:
         self.alive = True
         self.draining = False
         self._line = hardware.decode_line
+        self._lines: dict[int, DecodeLine] = {}
         self._joined, self._ended = joined, ended
         self._load_s_per_token = load_s_per_token
         self._capacity = capacity_tokens
@@ -91,6 +92,22 @@ class DecodeInstance:
         """When the last step ended, after `advance(now)`."""
         steps = steps_within(self._first, self._rise, now - self._start)
         return self._start + series_s(self._first, self._rise, steps)
+
+    def loaded(self, job: Job, now: float) -> float | None:
+        """When the KV of a request that has not joined the batch was loaded, after `advance(now)`; None if it is not."""
+        return next((time for time, _, one in self._arrivals if one is job and time <= now), None)
+
+    def die(self, now: float) -> None:
+        """The step under way at `now` will not end, and everything here is lost. After `advance(now)`."""
+        self.alive = False
+        if self.batch:
+            steps = steps_within(self._first, self._rise, now - self._start)
+            self.log.steps += steps
+            self.busy_s += now - self._start
+        self.assigned = self.outside = self.batch = self._context = self._held = 0
+        self._next_change = inf
+        for waiting in (self._leaves, self._arrivals, self._in_dram, self._queue):
+            waiting.clear()
 
     def arrive(self, time: float, job: Job) -> None:
         """The request's KV reaches the instance's DRAM at `time`, not before the last `advance`, and is then loaded.
@@ -190,14 +207,16 @@ class DecodeInstance:
                 joined.append((job, loaded))
         self.batch, self._context, self._start = batch, context, time
         if batch:
-            line = self._line(batch)
+            line = self._lines.get(batch)
+            if line is None:
+                line = self._lines[batch] = self._line(batch)
             self._rise = line.seconds_per_token * batch * self._slowdown
             self._first = (line.seconds + line.seconds_per_token * context) * self._slowdown
             log.open(time, self._first, self._rise)
             if joined is not None:
                 second = time + self._first
                 for job, loaded in joined:
-                    self._joined(job, loaded, second)
+                    self._joined(job, self.life, loaded, second)
 
     # --- a bound on memory ------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class Job(Maker):
         "decode",
         "disk_tokens",
         "expected",
+        "fetch_blocks",
         "fetch_wait",
         "input_tokens",
         "joined_step",
@@ -54,6 +55,7 @@ class Job(Maker):
         "request",
         "run",
         "serial",
+        "service",
         "start",
     )
 
@@ -77,6 +79,8 @@ class Job(Maker):
         """Tokens among them that lie on its disk."""
         self.cached = 0
         """Prompt tokens reused in all."""
+        self.fetch_blocks = 0
+        """Leading blocks there will be after the fetch."""
         self.ready: float | None = placed
         """When the reused prefix is at the instance; None while that is not known."""
         self.expected = placed
@@ -85,7 +89,9 @@ class Job(Maker):
         """Seconds that the prefix alone held the prefill up."""
         self.start = 0.0
         self.compute = 0.0
-        """Seconds the prefill takes."""
+        """Seconds of an instance's time that the prefill takes."""
+        self.service = 0.0
+        """Seconds from its start to its end, with what shares the pass and while it passes a pipeline."""
         self.pushed: float | None = None
         """When the last byte of KV has reached the decode instance's node, where transfers share the network."""
         self.joined_step = -1

@@ -1,6 +1,5 @@
 """What is written down of each request while the simulation runs, one list entry a request; `outcome` makes arrays of it."""
 
-from array import array
 from math import nan
 
 from mooncake_jax.types import Status
@@ -41,35 +40,18 @@ class Ledger:
         self.generated = [0] * requests
         self.placements = [0] * requests
         """Times the request was placed."""
-        self.run_request = array("q")
-        self.run_instance = array("q")
-        self.run_begin = array("q")
-        self.run_end = array("q")
-        self.gap_request = array("q")
-        self.gap_s = array("d")
+        self.runs: list[tuple[int, int, int, int]] = []
+        """(request, step log, begin, end): the request takes part in steps begin .. end - 1, each an interval of its."""
+        self.gaps: list[tuple[int, float]] = []
+        """(request, seconds): an interval between two tokens of a request that is no whole step."""
 
-    def run(self, request: int, instance: int, begin: int, end: int) -> int:
-        """The request takes part in steps begin .. end - 1 of an instance, each an interval of its. Returns the run's number."""
-        self.run_request.append(request)
-        self.run_instance.append(instance)
-        self.run_begin.append(begin)
-        self.run_end.append(end)
-        return len(self.run_end) - 1
-
-    def shorten(self, run: int, request: int, steps: int) -> None:
-        """Only the first `steps` steps of its stay took place, of which the first is the gap before the run."""
-        self.run_end[run] = self.run_begin[run] + max(steps - 1, 0)
+    def shorten(self, run: int, steps: int) -> None:
+        """Only the first `steps` steps of a stay took place, of which the first is the gap before the run."""
+        request, log, begin, _ = self.runs[run]
+        self.runs[run] = (request, log, begin, begin + max(steps - 1, 0))
         if steps == 0:
-            at = len(self.gap_request) - 1
-            while self.gap_request[at] != request:
-                at -= 1
-            self.gap_request.pop(at)
-            self.gap_s.pop(at)
-
-    def gap(self, request: int, seconds: float) -> None:
-        """An interval between two tokens of a request that is no whole step."""
-        self.gap_request.append(request)
-        self.gap_s.append(seconds)
+            last = max(at for at, gap in enumerate(self.gaps) if gap[0] == request)
+            self.gaps.pop(last)
 
     def ended(self, request: int, status: Status, time: float, reason: str = "") -> None:
         self.status[request] = status

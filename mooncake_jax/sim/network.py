@@ -15,7 +15,7 @@ class Transfer:
 
     __slots__ = ("dst", "done", "left", "rate", "src")
 
-    def __init__(self, src: Hashable, dst: Hashable, nbytes: float, done: Callable[[float], None]):
+    def __init__(self, src: Hashable, dst: Hashable, nbytes: float | int, done: Callable[[float], None]):
         self.src, self.dst, self.left, self.done = ("out", src), ("in", dst), nbytes, done
         self.rate = 0.0
 
@@ -30,7 +30,7 @@ class Network:
         self._at = 0.0
         self._version = 0
 
-    def send(self, now: float, src: Hashable, dst: Hashable, nbytes: float, done: Callable[[float], None]) -> Transfer:
+    def send(self, now: float, src: Hashable, dst: Hashable, nbytes: float | int, done: Callable[[float], None]) -> Transfer:
         transfer = Transfer(src, dst, nbytes, done)
         self._progress(now)
         self._active.append(transfer)

@@ -67,13 +67,10 @@ def outcome(requests: Sequence[Request], ledger: Ledger, logs: Sequence[StepLog]
     code = {status: STATUSES.index(status) for status in Status}
     status = np.array([code[one] for one in ledger.status], np.int8)
     segments = [log.segments() for log in logs]
-    runs = Runs(
-        np.array(ledger.run_request, np.int64),
-        np.array(ledger.run_instance, np.int64),
-        np.array(ledger.run_begin, np.int64),
-        np.array(ledger.run_end, np.int64),
-    )
-    gaps = Intervals(np.array(ledger.gap_request, np.int64), np.array(ledger.gap_s, np.float64))
+    run_rows = np.array(ledger.runs, np.int64).reshape(-1, 4)
+    runs = Runs(*(np.ascontiguousarray(column) for column in run_rows.T))
+    gap_rows = np.array(ledger.gaps, np.float64).reshape(-1, 2)
+    gaps = Intervals(gap_rows[:, 0].astype(np.int64), gap_rows[:, 1].copy())
     served = ~np.isnan(first)
     ttft = first - arrival
     e2e = np.where(served, end - arrival, np.nan)

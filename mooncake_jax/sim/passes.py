@@ -67,23 +67,29 @@ class QueuedStage:
             maker.over(time)
 
         maker.planned = now + self._hardware.transfer_s(nbytes, source, target)
-        self._move(nbytes, source, target, now, made)
+        self._events.later(now, lambda time: self._move(nbytes, source, target, time, made))
 
     def lose(self, job: Job, instance: PrefillInstance, now: float) -> None:
-        """The job will not be computed here after all."""
+        """The job will not be computed here after all, nor its blocks; a pass that has begun still ends as it would have."""
         job.lost = True
         self._unmade.pop(job.serial, None)
         if job in instance.queue:
             instance.queue.remove(job)
         if job in instance.running:
             instance.running.remove(job)
+        if instance.alive:
+            for cache in (instance.cache, instance.cache.below):
+                if cache is not None:
+                    cache.drop([key for key in job.request.keys if cache.maker(key) is job])
+            self._plan(instance, now)
+            self._events.later(now, lambda time: self._go_on(instance, time))
         job.over(now)
 
     # --- prefixes ---------------------------------------------------------------------------------------------------
 
     def _fetch(self, job: Job, instance: PrefillInstance, source: PrefillInstance, now: float) -> None:
         """The rest of the prefix comes once it has been made at the source."""
-        keys = job.request.keys[job.own_blocks : -(-job.cached // self._block_size)]
+        keys = job.request.keys[job.own_blocks : job.fetch_blocks]
         makers = [maker for key in keys if (maker := source.cache.maker(key)) is not None and maker.finish is None]
         waiting = dict.fromkeys(makers)
         known = job.ready
@@ -94,6 +100,8 @@ class QueuedStage:
 
         def arrived(time: float) -> None:
             if not job.lost:
+                if not source.alive:
+                    job.cached = job.own_tokens
                 job.ready = max(time, known)
                 self._go_on(instance, time)
 
@@ -129,7 +137,7 @@ class QueuedStage:
                 self._events.later(min(known), lambda time: self._go_on(instance, time))
             return
         for job in jobs:
-            self._use_what_was_made(job)
+            self._use_what_was_made(job, instance)
         free = instance.stage_free[0]
         slow = self._slowdown(instance.index)
         seconds = [slow * chunk for chunk in self._pass_seconds(jobs)]
@@ -141,6 +149,7 @@ class QueuedStage:
             own = self._hardware.prefill_s(job.input_tokens, job.cached)
             total = sum(self._hardware.prefill_s(other.input_tokens, other.cached) for other in jobs)
             job.start, job.compute = now, compute if len(jobs) == 1 else compute * own / total
+            job.service = compute if len(jobs) == len(instance.stage_free) == 1 else end - now
             job.fetch_wait = now - max(free, job.placed)
             instance.running.append(job)
             self._started(now, job)
@@ -150,10 +159,11 @@ class QueuedStage:
 
     def _ended(self, now: float, argument: tuple[Job, PrefillInstance]) -> None:
         job, instance = argument
-        if job.lost:
+        if not job.lost:
+            instance.running.remove(job)
+            self._prefilled(now, job)
+        if not instance.alive:
             return
-        instance.running.remove(job)
-        self._prefilled(now, job)
         self._plan(instance, now)
         self._go_on(instance, now)
 
@@ -181,20 +191,28 @@ class QueuedStage:
             queue.remove(chosen[0])
         if self._config.pack_tokens is not None:
             room = self._config.pack_tokens - (chosen[0].input_tokens - chosen[0].cached)
-            while queue and ready(queue[0]) and queue[0].input_tokens - queue[0].cached <= room:
-                room -= queue[0].input_tokens - queue[0].cached
+            while queue and ready(queue[0]) and self._to_compute(queue[0]) <= room:
+                room -= self._to_compute(queue[0])
                 chosen.append(queue.pop(0))
         return chosen
+
+    def _to_compute(self, job: Job) -> int:
+        """Tokens of a job if its pass began now."""
+        made = min((at for at, maker in self._unmade.get(job.serial, ()) if maker.finish is None), default=None)
+        return job.input_tokens - (job.cached if made is None else min(made * self._block_size, job.own_tokens))
 
     def _queued(self, job: Job) -> QueuedPrefill:
         seconds = self._estimator.prefill_s(job.input_tokens, job.cached)
         return QueuedPrefill(job.request.arrival, job.input_tokens, job.cached, seconds, job.serial)
 
-    def _use_what_was_made(self, job: Job) -> None:
-        """A job that overtook the one whose blocks it counts on, or shares its pass, computes them itself."""
+    def _use_what_was_made(self, job: Job, instance: PrefillInstance) -> None:
+        """A job that overtook the one whose blocks it counts on, shares its pass, or lost it, computes them itself."""
         for at, maker in self._unmade.pop(job.serial, ()):
             if maker.finish is None:
                 job.cached = job.own_tokens = min(at * self._block_size, job.own_tokens)
+                job.disk_tokens = min(job.disk_tokens, job.own_tokens)
+                if maker.lost:
+                    instance.cache.use(job.request.keys, job)
                 return
 
     def _pass_seconds(self, jobs: list[Job]) -> list[float]:
@@ -217,8 +235,10 @@ class QueuedStage:
         """When all committed work will be done: what runs as long as it is thought to take, then the queue in order."""
         time = now
         if instance.running:
-            last = instance.running[-1]
-            time = max(now, last.start + self._occupancy(last))
+            begun = instance.running[-1].start
+            time = max(now, begun + sum(self._occupancy(job) for job in instance.running if job.start == begun))
+        elif instance.stage_free[0] > now:
+            time = instance.stage_free[0]  # with what has been lost since it began
         for job in instance.queue:
             ready = job.expected if job.ready is None else job.ready
             job.planned = time = max(time, ready) + self._occupancy(job)

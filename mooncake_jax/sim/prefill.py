@@ -42,7 +42,7 @@ class PrefillStage(Protocol):
         ...
 
     def copy(self, maker: Maker, nbytes: int, source: int, target: int, now: float) -> None:
-        """Blocks of `nbytes` in all go from one prefill instance to another, and have then been made there by `maker`."""
+        """Blocks of `nbytes` in all leave one prefill instance for another at `now` or later; then `maker` has made them there."""
         ...
 
 
@@ -54,23 +54,21 @@ class CertainStage:
         hardware: HardwareModel,
         events: Events,
         kv_bytes_per_token: int,
-        block_size: int,
         prefilled: Callable[[float, Job], None],
     ):
-        self._hardware, self._events, self._kv_bytes, self._block_size = hardware, events, kv_bytes_per_token, block_size
+        self._hardware, self._events, self._kv_bytes = hardware, events, kv_bytes_per_token
         self._prefilled = prefilled
 
     def commit(self, job: Job, instance: PrefillInstance, source: PrefillInstance | None, now: float) -> None:
         ready = job.ready
         if source is not None:
             moved = (job.cached - job.own_tokens) * self._kv_bytes
-            blocks = -(-job.cached // self._block_size)
-            made = when_made(source.cache, job.request.keys[job.own_blocks : blocks], now)
+            made = when_made(source.cache, job.request.keys[job.own_blocks : job.fetch_blocks], now)
             ready = max(ready, made + self._hardware.transfer_s(moved, source.index, instance.index))
         clear_at = instance.clear_at
         begin = clear_at if clear_at > now else now
         start = begin if begin > ready else ready
-        job.compute = compute = self._hardware.prefill_s(job.input_tokens, job.cached)
+        job.compute = job.service = compute = self._hardware.prefill_s(job.input_tokens, job.cached)
         job.start = start
         job.planned = instance.clear_at = start + compute
         instance.busy_s += compute

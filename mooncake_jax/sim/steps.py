@@ -4,7 +4,6 @@ same amount, since every member's context grows by one token.
 A segment is a run of such steps: its first step takes `first` seconds, each following one `rise` more.
 """
 
-from array import array
 from dataclasses import dataclass
 from math import sqrt
 
@@ -35,28 +34,20 @@ class StepLog:
     """All segments of one instance, in order. Four numbers a segment, so the log grows with joins and leaves, not with tokens."""
 
     def __init__(self) -> None:
-        self._start = array("q")
-        self._first = array("d")
-        self._rise = array("d")
-        self._time = array("d")
+        self._segments: list[tuple[int, float, float, float]] = []
         self.steps = 0
         """Steps so far; also the number of the next step."""
 
     def open(self, time: float, first: float, rise: float) -> None:
         """A segment begins at `time` with the next step."""
-        self._start.append(self.steps)
-        self._time.append(time)
-        self._first.append(first)
-        self._rise.append(rise)
+        self._segments.append((self.steps, time, first, rise))
 
     def segments(self) -> "Segments":
         """The log so far as arrays."""
-        return Segments(
-            np.array(self._time, np.float64),
-            np.array(self._first, np.float64),
-            np.array(self._rise, np.float64),
-            np.append(np.array(self._start, np.int64), self.steps),
-        )
+        # Counts of steps are exact in float64.
+        rows = np.array(self._segments, np.float64).reshape(-1, 4)
+        starts = np.append(rows[:, 0], self.steps).astype(np.int64)
+        return Segments(rows[:, 1].copy(), rows[:, 2].copy(), rows[:, 3].copy(), starts)
 
 
 @dataclass(frozen=True, eq=False)

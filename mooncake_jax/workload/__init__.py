@@ -10,7 +10,7 @@ from mooncake_jax.workload.mooncake import read_mooncake
 from mooncake_jax.workload.published import TRACES, cache_dir, find_trace
 from mooncake_jax.workload.qwen import read_qwen
 from mooncake_jax.workload.replay import Replay, replay
-from mooncake_jax.workload.scale import first, scale_lengths, speed_up
+from mooncake_jax.workload.scale import first, scale_lengths, set_output, speed_up
 from mooncake_jax.workload.sharegpt import about_tokens, read_sharegpt
 from mooncake_jax.workload.simulated import simulated_requests
 from mooncake_jax.workload.timing import mean_rate, poisson, poisson_times, set_rate, window
@@ -46,6 +46,7 @@ __all__ = [
     "replay",
     "requests",
     "scale_lengths",
+    "set_output",
     "set_rate",
     "simulated_requests",
     "speed_up",

@@ -11,7 +11,7 @@ from mooncake_jax.workload.mix import mix
 from mooncake_jax.workload.mooncake import read_mooncake
 from mooncake_jax.workload.published import find_trace
 from mooncake_jax.workload.qwen import read_qwen
-from mooncake_jax.workload.scale import first, scale_lengths, speed_up
+from mooncake_jax.workload.scale import first, scale_lengths, set_output, speed_up
 from mooncake_jax.workload.sharegpt import read_sharegpt
 from mooncake_jax.workload.timing import mean_rate, poisson, set_rate, window
 from mooncake_jax.workload.trace import Trace
@@ -44,6 +44,8 @@ class WorkloadConfig:
     """Arrival times are divided by it: 2 replays in half the time."""
     scale: float = 1.0
     """Input and output lengths are multiplied by it; a hash id then stands for 512 · scale tokens, a whole number."""
+    output: int | None = None
+    """Every request generates so many tokens; None leaves the trace's lengths."""
     seed: int = 0
     """Of the generator, of drawn arrival times and of the token ids, 0 or more; the same seed gives the same requests."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
@@ -59,6 +61,7 @@ class WorkloadConfig:
             ("rate", self.rate or self.path is None or self.format != "sharegpt", "set: a sharegpt file has no arrival times"),
             ("speed", 0 < self.speed < math.inf, "more than 0 and finite"),
             ("scale", 0 < self.scale < math.inf, "more than 0 and finite"),
+            ("output", self.output is None or self.output >= 1, "1 or more, or null"),
             ("seed", 0 <= self.seed < 2**64, "from 0 to 2^64 - 1"),
         ):
             if not right:
@@ -66,7 +69,8 @@ class WorkloadConfig:
 
 
 def load_trace(config: WorkloadConfig) -> Trace:
-    """Reads or generates the trace, then applies mix, window, limit, rate or poisson, speed and scale, in this order.
+    """Reads or generates the trace, then applies mix, window, limit, rate or poisson, speed, scale and output, in
+    this order.
 
     Raises UserError for a bad file (its reader), a window without requests, a scale that gives no whole blocks
     (`scale_lengths`), or a generator that yields no request.
@@ -88,7 +92,9 @@ def load_trace(config: WorkloadConfig) -> Trace:
     # Ones change nothing, but take seconds for a million requests.
     if config.speed != 1:
         trace = speed_up(trace, config.speed)
-    return trace if config.scale == 1 else scale_lengths(trace, config.scale)
+    if config.scale != 1:
+        trace = scale_lengths(trace, config.scale)
+    return trace if config.output is None else set_output(trace, config.output)
 
 
 def _read(config: WorkloadConfig, path: str, index: int) -> Trace:

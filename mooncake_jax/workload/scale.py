@@ -21,6 +21,13 @@ def first(trace: Trace, limit: int) -> Trace:
     return replace(trace, requests=trace.requests[:limit])
 
 
+def set_output(trace: Trace, output: int) -> Trace:
+    """Every request generates `output` tokens. Raises UserError unless output is at least 1."""
+    if output < 1:
+        raise UserError(f"workload.output must be 1 or more, or null, but is {output}.")
+    return replace(trace, requests=tuple(replace(one, output_length=output) for one in trace.requests))
+
+
 def scale_lengths(trace: Trace, scale: float) -> Trace:
     """Multiplies all lengths by `scale`, so that long-context traces fit small models; ids, sessions and arrivals stay.
 
