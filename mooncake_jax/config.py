@@ -90,6 +90,8 @@ class LiveSettings:
     model: ModelSource = field(default_factory=ModelSource)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     conductor: ConductorSettings = field(default_factory=ConductorSettings)
+    eviction: Component = MISSING
+    """Of every prefill instance's host pool."""
     messenger: Component = MISSING
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
     slo: SLO = field(default_factory=SLO)
@@ -213,6 +215,22 @@ class BenchOverlapSettings(LiveSettings):
             raise UserError(f"prompt_tokens={self.prompt_tokens} and rounds={self.rounds} must be at least 1")
 
 
+@dataclass(frozen=True)
+class BenchSimSettings:
+    trace: str = "conversation"
+    """A published trace by name, or a file."""
+    rounds: int = 3
+    """The quickest of so many simulations counts."""
+    blocks: int = 1_000_000
+    """Distinct blocks in the index that the Conductor asks."""
+    million: bool = False
+    """Also a million generated requests on 100 instances, which takes minutes."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.blocks < 64:
+            raise UserError(f"rounds={self.rounds} must be at least 1 and blocks={self.blocks} at least 64")
+
+
 _NOISE = re.compile(
     r"\n\s*(full_key|reference_type|object_type)[:=].*"
     r"|\n?See https://hydra\.cc\S* for details"
@@ -228,6 +246,7 @@ SCHEMAS = {
     "reproduce": ReproduceSettings,
     "bench_decode": BenchDecodeSettings,
     "bench_overlap": BenchOverlapSettings,
+    "bench_sim": BenchSimSettings,
 }
 """Settings by script; a script's YAML file begins its defaults with `<script>_schema`."""
 
@@ -319,6 +338,12 @@ def make(component: Component, where: str, protocol: type | None = None) -> Any:
         methods = ", ".join(name for name in vars(protocol) if not name.startswith("_"))
         raise UserError(f"{where}={component['_target_']} does not have what a {protocol.__name__} needs: {methods}")
     return made
+
+
+def factory(component: Component, where: str, protocol: type | None = None) -> Callable[[], Any]:
+    """Makes such an object anew at each call. What is wrong with the component is raised here, as `make` does."""
+    first = make(component, where, protocol)
+    return lambda: copy.deepcopy(first)
 
 
 def one_sentence(error: BaseException) -> str:

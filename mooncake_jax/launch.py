@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -26,8 +27,20 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from mooncake_jax.config import ConductorSettings, LiveSettings, ModelSource, RuntimeSettings, make, one_sentence, plain, read, register
+from mooncake_jax.config import (
+    ConductorSettings,
+    LiveSettings,
+    ModelSource,
+    RuntimeSettings,
+    factory,
+    make,
+    one_sentence,
+    plain,
+    read,
+    register,
+)
 from mooncake_jax.errors import UserError
+from mooncake_jax.kvcache import EvictionPolicy
 from mooncake_jax.sched import (
     AdmissionPolicy,
     Conductor,
@@ -71,11 +84,14 @@ def run(main: Callable[[Any, Run], None], script: str) -> None:
         sys.path.append(os.getcwd())
     sys.argv[1:] = quote_texts(sys.argv[1:])
     register()
+    with _user_errors():
+        again = _repeated(script)
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=script)
     def task(config: DictConfig) -> None:
         with _user_errors():
             folder = Path(HydraConfig.get().runtime.output_dir)
+            config = config if again is None else again
             settings = read(config)
             if HydraConfig.get().output_subdir is not None:
                 (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
@@ -84,6 +100,25 @@ def run(main: Callable[[Any, Run], None], script: str) -> None:
 
     with _user_errors():
         task()
+
+
+def _repeated(script: str) -> DictConfig | None:
+    """The settings of an earlier run, if the command line is `repeat=FOLDER`: its resolved config.yaml, nothing composed anew."""
+    asked = [argument for argument in sys.argv[1:] if argument.startswith("repeat=")]
+    if not asked:
+        return None
+    others = [argument for argument in sys.argv[1:] if argument not in asked and not argument.startswith("hydra.")]
+    if others:
+        raise UserError(f"repeat=FOLDER repeats a run as it was; leave out {' '.join(others)}")
+    path = Path(asked[0].removeprefix("repeat=")) / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{path} is not there; repeat=FOLDER needs the folder of a run")
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in asked]
+    schema = ConfigStore.instance().load(f"{script}_schema.yaml").node
+    settings = OmegaConf.load(path)
+    if settings.get("experiment") is not None:
+        raise UserError(f"{path} is of an experiment, which is repeated by its own command, +experiment=NAME")
+    return OmegaConf.merge(schema, settings)
 
 
 @contextmanager
@@ -286,6 +321,7 @@ def build(
     conductor = make_conductor(settings.conductor, settings.slo)
     if not isinstance(make(settings.conductor.queue_order, "conductor.queue_order", QueueOrder), FirstCome):
         raise UserError("conductor.queue_order is for the simulator only; a live cluster serves first come, first served")
+    eviction = factory(settings.eviction, "eviction", EvictionPolicy)
     configure_jax(settings.runtime)
     compilations = Compilations()
     model = open_model(settings.model)
@@ -312,6 +348,7 @@ def build(
             eos_ids=frozenset(model.checkpoint.config.eos_ids) | frozenset(model.tokenizer.eos_ids if model.tokenizer else ()),
             detokenizer=None if model.tokenizer is None else model.tokenizer.stream,
             on_decision=on_decision,
+            eviction=eviction,
             busy=busy,
             samples=samples,
             progress=lambda what: show(what, next(loaded), instances),

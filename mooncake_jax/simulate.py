@@ -1,6 +1,5 @@
 """From settings to a simulated run and its output folder. Needs no jax."""
 
-import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_jax import report, workload
-from mooncake_jax.config import SimulateSettings, make
+from mooncake_jax.config import SimulateSettings, factory, make
 from mooncake_jax.errors import UserError
 from mooncake_jax.kvcache import EvictionPolicy
 from mooncake_jax.launch import make_conductor
@@ -112,8 +111,8 @@ def run(
             requests,
             settings.model.shape.kv_bytes_per_token,
             Rates(node=node.nic_bandwidth, load=node.host_to_device_bandwidth),
-            eviction=_factory(settings.eviction, "eviction", EvictionPolicy),
-            queue_order=_factory(settings.conductor.queue_order, "conductor.queue_order", QueueOrder),
+            eviction=factory(settings.eviction, "eviction", EvictionPolicy),
+            queue_order=factory(settings.conductor.queue_order, "conductor.queue_order", QueueOrder),
             on_decision=on_decision,
         )
     if prepare is not None:
@@ -122,12 +121,6 @@ def run(
     ledger = simulation.run(progress)
     result = outcome(requests, ledger, simulation.logs)
     return SimRun(settings, result, time.perf_counter() - start, hardware, simulation, left_out)
-
-
-def _factory(component: Mapping[str, Any], where: str, protocol: type) -> Callable[[], Any]:
-    """Makes one object for each instance: the settings are read once, then copied."""
-    first = make(component, where, protocol)
-    return lambda: copy.deepcopy(first)
 
 
 def write(

@@ -40,7 +40,8 @@ def experiment(settings: SimulateSettings, run: launch.Run) -> None:
     """Makes a published table or figure, and prints the paper's numbers beside ours."""
     chosen = make(settings.experiment, "experiment", experiments.Experiment)
     with launch.progress() as show:
-        found = chosen.run(experiments.Lab(run.folder, show))
+        lab = experiments.Lab(run.folder, show)
+        found = chosen.run(lab)
     experiments.write(found, run.folder)
     for comparison in found.comparisons:
         print(report.format_comparison(comparison))
@@ -48,6 +49,7 @@ def experiment(settings: SimulateSettings, run: launch.Run) -> None:
         print(line)
     for plot in found.plots:
         print(plot)
+    print(f"digest {lab.digest}")
     print(run.folder)
 
 

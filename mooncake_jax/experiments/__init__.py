@@ -8,10 +8,13 @@ from mooncake_jax.experiments.bandwidth import Bandwidth
 from mooncake_jax.experiments.breakdown import Breakdown
 from mooncake_jax.experiments.capacity import Capacity
 from mooncake_jax.experiments.distributions import Distributions
+from mooncake_jax.experiments.documents import Documents
 from mooncake_jax.experiments.effective_capacity import EffectiveCapacity
 from mooncake_jax.experiments.eviction import Eviction
 from mooncake_jax.experiments.lab import Experiment, Lab, Report, write
+from mooncake_jax.experiments.load_curves import LoadCurves
 from mooncake_jax.experiments.points import Points
+from mooncake_jax.experiments.random_ties import RandomTies
 from mooncake_jax.experiments.replicas import Replicas
 
 __all__ = [
@@ -19,11 +22,14 @@ __all__ = [
     "Breakdown",
     "Capacity",
     "Distributions",
+    "Documents",
     "EffectiveCapacity",
     "Eviction",
     "Experiment",
     "Lab",
+    "LoadCurves",
     "Points",
+    "RandomTies",
     "Replicas",
     "Report",
     "write",

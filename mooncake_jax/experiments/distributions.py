@@ -56,7 +56,7 @@ class Distributions:
                 plots.append(lab.folder / "plots" / f"{metric}{number or ''}.png")
                 plot_curves(
                     plots[-1],
-                    heading,
+                    f"What if: {name}" if name else heading,
                     {label: (grid, _within(values[label], sizes[label], grid)) for label in runs},
                     {label: (self.paper[metric]["s"], _per_cent(curve)) for label, curve in paper.items()},
                     x_label=f"{metric.upper()} (s)",

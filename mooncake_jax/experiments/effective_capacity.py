@@ -61,7 +61,7 @@ class EffectiveCapacity:
             plots.append(lab.folder / "plots" / f"capacity{number or ''}.png")
             plot_curves(
                 plots[-1],
-                heading,
+                f"What if: {name}" if name else heading,
                 {label: (grid, share) for label, share in shares.items()},
                 {label: (grid, values) for label, values in paper.items()},
                 x_label="TBT limit (ms)",

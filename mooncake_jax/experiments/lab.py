@@ -1,5 +1,6 @@
 """What an experiment works with: simulations of the settings it varies, and a folder for what it finds."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,11 @@ class Lab:
             self._show(name, 0, None)
             self._done[key] = simulate.run(self.settings(overrides), lambda done, total: self._show(name, done, total))
         return self._done[key]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the digests of all simulations so far, in order: equal experiments have equal digests."""
+        return hashlib.sha256(" ".join(run.outcome.digest for run in self._done.values()).encode()).hexdigest()
 
 
 def write(found: Report, folder: Path) -> None:

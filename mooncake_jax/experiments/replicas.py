@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float64
@@ -54,6 +55,12 @@ class Replicas:
                 continue
             found = self._watch(lab, label, overrides)
             judged += self._rows(label, found, self.tolerance)
+            spreads = (
+                f"rank {rank} {low:.1f} to {high:.1f}"
+                for rank, counts in found.items()
+                for low, high in [np.percentile(counts.mean(axis=0), (5, 95))]
+            )
+            remarks.append(f"{label}, replicas of single blocks, mean over time, 5th to 95th percentile: {', '.join(spreads)}")
             plots.append(lab.folder / "plots" / f"replicas_{label}.png")
             self._plot(plots[-1], label, found)
             for variant, more in self.variants.items():
@@ -90,14 +97,12 @@ class Replicas:
         rows = []
         for rank, counts in found.items():
             paper = self.paper.get(base or label, {}).get(f"rank {rank}")
-            low, high = np.percentile(counts.mean(axis=0), (5, 95))
-            note = self.notes.get(label, "") if tolerance else ""
+            note = self.notes.get(label, "") if tolerance is not None else ""
             theirs = None if paper is None else float(np.mean(paper))
-            name = f"{label}, rank {rank} ({low:.1f}..{high:.1f})"
-            rows.append(Row(name, theirs, float(counts.mean()), "", tolerance, note))
+            rows.append(Row(f"{label}, rank {rank}", theirs, float(counts.mean()), "", tolerance, note))
         return rows
 
-    def _plot(self, path, label: str, found: Mapping[int, np.ndarray]) -> None:
+    def _plot(self, path: Path, label: str, found: Mapping[int, np.ndarray]) -> None:
         minutes = self.step_s / 60
         plot_curves(
             path,

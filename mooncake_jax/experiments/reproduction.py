@@ -1,4 +1,4 @@
-"""All experiments after one another, each a process of its own, and one report: report.md for readers, report.json for programs."""
+"""All experiments, each a process of its own, and one report of them: report.md for readers, report.json for programs."""
 
 import json
 import math
@@ -73,7 +73,7 @@ def choose(folder: Path, only: Sequence[str] | None) -> list[str]:
 def reproduce(
     name: str, file: Path, folder: Path, overrides: Sequence[str] = (), show: Callable[[str], None] = lambda line: None
 ) -> Reproduced:
-    """Runs one experiment by scripts/simulate.py into `folder`/`name`. `show` gets its progress. What fails is told, not raised."""
+    """Runs one experiment by scripts/simulate.py into `folder`/`name`. `show` gets its progress. Its failure is told, not raised."""
     own = folder / name
     own.mkdir(parents=True, exist_ok=True)
     arguments = [f"+experiment={name}", *overrides]
@@ -154,10 +154,18 @@ def _markdown(done: Sequence[Reproduced]) -> str:
             lines += ["", f"**Failed**: {one.error}"]
         lines += [f"\n![{Path(plot).stem}]({one.name}/{plot})" for plot in one.plots]
         for comparison in one.comparisons:
-            lines += ["", markdown_comparison(comparison).rstrip()]
+            lines += ["", *_table(comparison)]
         if one.remarks:
             lines += ["", *(f"- {remark}" for remark in one.remarks)]
     return "\n".join(lines) + "\n"
+
+
+def _table(comparison: Comparison) -> list[str]:
+    """The comparison with its notes below, each once."""
+    notes = list(dict.fromkeys(row.note for row in comparison.rows if row.note))
+    rows = [replace(row, note=f"({1 + notes.index(row.note)})" if row.note else "") for row in comparison.rows]
+    numbered = [f"({number}) {note}  " for number, note in enumerate(notes, start=1)]
+    return [markdown_comparison(replace(comparison, rows=rows)).rstrip(), *([""] if notes else []), *numbered]
 
 
 def _anchor(name: str) -> str:

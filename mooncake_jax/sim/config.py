@@ -25,7 +25,9 @@ class SimPrefillConfig:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"cluster.prefill.{name}={getattr(self, name)} must be at least 1, or null")
         if self.stages > 1 and self.chunk_tokens is None:
-            raise UserError(f"cluster.prefill.stages={self.stages} needs cluster.prefill.chunk_tokens: chunks fill the pipeline")
+            raise UserError(
+                f"cluster.prefill.stages={self.stages} needs cluster.prefill.chunk_tokens: chunks fill the pipeline"
+            )
 
 
 @dataclass(frozen=True)

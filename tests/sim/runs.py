@@ -192,5 +192,3 @@ def metrics(finished: Finished) -> dict[str, np.ndarray]:
         "fetch_source": result.fetch_source,
         "prefill_s": result.prefill_s,
     }
-
-

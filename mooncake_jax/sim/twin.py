@@ -1,0 +1,116 @@
+"""The simulated twin of a live cluster: passes and steps as its engine makes them, on a machine that its instances may share.
+
+Beyond `Simulation` it knows three things that count where a step takes no longer than what happens around it:
+
+- the engine dispatches `lookahead` decode steps ahead, so a request joins so many steps after its KV has come, less one;
+- a pass computes all its prompts at once, and its cost follows from their tokens together;
+- every pass and step takes a factor of its own, which may depend on whether the other role is at work: instances that share
+  the cores of one machine slow each other down, and nothing takes the same time twice.
+"""
+
+from collections.abc import Callable
+from heapq import heapify
+from typing import Any
+
+from mooncake_jax.sim.cluster import Simulation
+from mooncake_jax.sim.decode import DecodeInstance
+from mooncake_jax.sim.hardware import chunk_seconds
+from mooncake_jax.sim.job import Job
+from mooncake_jax.sim.passes import QueuedStage
+from mooncake_jax.sim.prefill import PrefillInstance
+
+Pace = Callable[[bool], float]
+"""Factor on the next pass or step, given whether the other role works as it begins."""
+
+
+class TwinDecode(DecodeInstance):
+    """Steps one by one: as a loop,
+
+    while True:
+        step lasts pace * decode_step_s(batch, context)
+        batch -= those that have all their tokens
+        batch += requests that had arrived when `lookahead` - 1 steps fewer had ended, or all if the batch is empty
+    """
+
+    def behave(self, lookahead: int, pace: Pace, beside: Callable[[float], bool]) -> None:
+        """To be called before the first request. `beside(time)` tells whether a prefill instance worked at `time`."""
+        self._pace, self._beside = pace, beside
+        self._begun = [float("-inf")] * lookahead
+        """When the last steps began, and the next one will have."""
+
+    def _boundary(self) -> tuple[int, float]:
+        if self.batch == 0:
+            return super()._boundary()
+        return 1, self._start + self._first
+
+    def _change(self, steps: int, time: float) -> None:
+        staying = self.batch - sum(step == self.log.steps + steps for step, _, _ in self._leaves)
+        self._begun = [*self._begun[1:], time]
+        in_time = self._begun[0] if staying else time
+        late = [entry for entry in self._arrivals if entry[0] > in_time]
+        self._arrivals = [entry for entry in self._arrivals if entry[0] <= in_time]
+        heapify(self._arrivals)
+        self._slowdown = self._pace(self._beside(time))
+        super()._change(steps, time)
+        self._arrivals += late
+        heapify(self._arrivals)
+
+
+class TwinStage(QueuedStage):
+    """Passes of several prompts cost what one prompt of all their tokens costs; each has a pace of its own."""
+
+    def behave(self, pace: Pace, beside: Callable[[float], bool]) -> None:
+        """To be called before the first request. `beside(time)` tells whether a decode instance works at `time`, which is now."""
+        self._pace, self._beside, self._now = pace, beside, 0.0
+        self.worked: list[tuple[float, float]] = []
+        """Start and end of all passes."""
+
+    def _go_on(self, instance: PrefillInstance, now: float) -> None:
+        self._now = now
+        super()._go_on(instance, now)
+
+    def _pass_seconds(self, jobs: list[Job]) -> list[float]:
+        chunk = self._config.chunk_tokens
+        if len(jobs) == 1:
+            plain = chunk_seconds(self._hardware, jobs[0].input_tokens, jobs[0].cached, chunk)
+        else:
+            new = sum(job.input_tokens - job.cached for job in jobs)
+            seen = round(sum(job.cached * (job.input_tokens - job.cached) for job in jobs) / new)
+            plain = [self._hardware.prefill_s(seen + new, seen)]
+        beside = self._beside(self._now)
+        seconds = [self._pace(beside) * one for one in plain]
+        self.worked.append((self._now, self._now + sum(seconds)))
+        return seconds
+
+
+class Twin(Simulation):
+    """A simulation as a live cluster behaves. `prefill_pace` and `decode_pace` are drawn from for every pass and step."""
+
+    def __init__(self, *args: Any, lookahead: int, prefill_pace: Pace, decode_pace: Pace, **kwargs: Any):
+        self._lookahead, self._decode_pace = lookahead, decode_pace
+        super().__init__(*args, **kwargs)
+        self.stage = TwinStage(
+            self.hardware,
+            self.conductor.estimator,
+            self.events,
+            self.config.prefill,
+            self._kv_bytes,
+            self.config.block_size,
+            self._prefilled,
+            started=self._started,
+        )
+        self.stage.behave(prefill_pace, self._decoding)
+
+    def _new_decode(self, index: int) -> TwinDecode:
+        instance = super()._new_decode(index)
+        instance.__class__ = TwinDecode
+        instance.behave(self._lookahead, self._decode_pace, self._prefilling)
+        return instance
+
+    def _decoding(self, now: float) -> bool:
+        for instance in self.decode:
+            instance.advance(now)
+        return any(instance.batch for instance in self.decode)
+
+    def _prefilling(self, time: float) -> bool:
+        return any(start <= time < end for start, end in self.stage.worked[-16:])
