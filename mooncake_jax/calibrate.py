@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float64
 
 from mooncake_jax import report
 from mooncake_jax.cluster_config import EngineConfig
-from mooncake_jax.config import ClusterSettings, ReplaySettings, from_plain, load_plain, make
+from mooncake_jax.config import ClusterSettings, ReplaySettings, factory, from_plain, load_plain, make
 from mooncake_jax.errors import UserError
+from mooncake_jax.kvcache import EvictionPolicy
 from mooncake_jax.launch import make_conductor
 from mooncake_jax.sched import (
     Decision,
@@ -26,12 +27,13 @@ from mooncake_jax.sched import (
     read_samples,
 )
 from mooncake_jax.sim import Rates, SimClusterConfig, SimDecodeConfig, SimHostPoolConfig, SimPrefillConfig, outcome
-from mooncake_jax.sim.hardware import chunk_seconds
 from mooncake_jax.sim.twin import Pace, Twin
-from mooncake_jax.types import Request, Role, Status
+from mooncake_jax.types import Request, Role
 
 METRICS = ("ttft", "tbt", "e2e")
 STATISTICS = {"mean": np.mean, "P90": lambda values: np.percentile(values, 90)}
+_NO_TIME = 1e15
+"""Bytes / s: what moving KV takes within a machine is in the times of passes and steps."""
 _FEW = 8
 """A shape, or a state of the machine, with fewer samples than this has no correction of its own."""
 
@@ -62,7 +64,7 @@ class LiveRun:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Predicted:
     """One number, live and simulated, in seconds."""
 
     metric: str
@@ -73,7 +75,7 @@ class Comparison:
     @property
     def error(self) -> float:
         """Simulated / live - 1."""
-        return self.simulated / self.live - 1
+        return self.simulated / self.live - 1 if self.live else 0.0 if not self.simulated else math.inf
 
 
 def read_run(folder: Path) -> LiveRun:
@@ -108,8 +110,8 @@ def read_run(folder: Path) -> LiveRun:
 def _when(path: Path, samples: Sequence[Sample]) -> list[Work]:
     """Looks up when each pass and step was: both files have those of a role in the order of their ends.
 
-    The engine looks for results between two pieces of host work. Of several steps that are ready at one look all but the first
-    take no time, and are only in the timeline: without them, the others would seem to be all there was.
+    The engine looks for results between two pieces of host work. Of several steps ready at one look all but the first took no
+    time, and only the timeline has them: without them the others would stand for all, and seem longer than they are.
     """
     try:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
@@ -191,7 +193,8 @@ class EngineModel:
         return self._scaled("prefill", size) * float(self._inner.prefill_s(cached + size, cached))
 
     def prefill_s(self, tokens: int, cached: int) -> float:
-        return sum(self._pass_s(end, end - new) for end, new in _passes(tokens, cached, self._engine.chunk_tokens))
+        bounds = [*range(cached, tokens, self._engine.chunk_tokens), tokens]
+        return sum(self._pass_s(end, begin) for begin, end in zip(bounds, bounds[1:]))
 
     def seconds(self, sample: PrefillSample | DecodeSample) -> float:
         """What it thinks that a pass or step took."""
@@ -209,12 +212,6 @@ class EngineModel:
     def decode_step_s(self, batch: float | int, context: float | int) -> float:
         line = self.decode_line(batch)
         return line.seconds + line.seconds_per_token * context
-
-
-def _passes(tokens: int, cached: int, chunk: int) -> list[tuple[int, int]]:
-    """(end, new tokens) of each pass of a prompt."""
-    bounds = [*range(cached, tokens, chunk), tokens]
-    return [(end, end - begin) for begin, end in zip(bounds, bounds[1:])]
 
 
 class Scatter:
@@ -252,11 +249,12 @@ class Scatter:
         return float(factors[self._at[beside]])
 
     def mean(self, beside: bool) -> float:
+        """Mean factor."""
         return float(self._pools[beside].mean())
 
 
 def scatter(run: LiveRun, model: EngineModel, rng: np.random.Generator) -> dict[str, Scatter]:
-    """By stage, from a run's samples."""
+    """Of passes (`prefill`) and steps (`decode`), from a run's work."""
     found = {}
     for stage, kind in (("prefill", PrefillSample), ("decode", DecodeSample)):
         mine = [work for work in run.work if isinstance(work.sample, kind)]
@@ -284,11 +282,11 @@ def twin_config(live: ClusterSettings) -> SimClusterConfig:
     )
 
 
-def predict(fit: LiveRun, run: LiveRun, draws: int = 20, seed: int = 0, plain: bool = False) -> list[Comparison]:
+def predict(fit: LiveRun, run: LiveRun, draws: int = 20, seed: int = 0, plain: bool = False) -> list[Predicted]:
     """What a twin fitted to `fit` says that `run` should have been, and what it was.
 
     Args:
-      draws: so many simulations are averaged.
+      draws: of so many simulations the median counts.
       plain: leave out the scatter, and what a machine shared by the instances does to them.
     """
     model = EngineModel(fit)
@@ -304,7 +302,7 @@ def predict(fit: LiveRun, run: LiveRun, draws: int = 20, seed: int = 0, plain: b
             for name, statistic in STATISTICS.items():
                 simulated.setdefault((metric, name), []).append(float(statistic(values)))
     return [
-        Comparison(metric, name, float(STATISTICS[name](getattr(run.columns, metric))), float(np.mean(values)))
+        Predicted(metric, name, float(STATISTICS[name](getattr(run.columns, metric))), float(np.median(values)))
         for (metric, name), values in simulated.items()
     ]
 
@@ -320,7 +318,8 @@ def _simulate(run: LiveRun, model: EngineModel, paces: Mapping[str, Pace]) -> re
         make_conductor(policies, settings.slo, model),
         run.requests,
         run.kv_bytes_per_token,
-        Rates(node=1e15, load=1e15),
+        Rates(node=_NO_TIME, load=_NO_TIME),
+        eviction=factory(settings.eviction, "eviction", EvictionPolicy),
         lookahead=settings.cluster.engine.lookahead,
         prefill_pace=paces["prefill"],
         decode_pace=paces["decode"],

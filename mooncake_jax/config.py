@@ -4,8 +4,9 @@ Code sees the dataclasses only. What a user may replace by a class of their own 
 `Component`: an import path under `_target_`, and its arguments.
 """
 
+import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,24 @@ class ReproduceSettings:
 
 
 @dataclass(frozen=True)
+class CalibrateSettings:
+    fit: str = MISSING
+    """Folder of the live run that the simulator is fitted to."""
+    predict: str = MISSING
+    """Folder of the live run to predict; other requests or another load on the same cluster and machine."""
+    tolerance: float = 0.15
+    """Error up to which a number counts as predicted."""
+    draws: int = 20
+    """Simulations, of which the median counts; they differ in how passes and steps scatter."""
+    seed: int = 0
+    """Of that scatter."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1 or not self.tolerance > 0:
+            raise UserError(f"draws={self.draws} must be at least 1 and tolerance={self.tolerance} more than 0")
+
+
+@dataclass(frozen=True)
 class BenchDecodeSettings(LiveSettings):
     batches: list[int] = field(default_factory=lambda: [8, 32])
     """Requests decoded at once."""
@@ -243,6 +262,7 @@ SCHEMAS = {
     "generate": GenerateSettings,
     "fetch": FetchSettings,
     "ablate": AblateSettings,
+    "calibrate": CalibrateSettings,
     "reproduce": ReproduceSettings,
     "bench_decode": BenchDecodeSettings,
     "bench_overlap": BenchOverlapSettings,

@@ -103,7 +103,7 @@ def run(main: Callable[[Any, Run], None], script: str) -> None:
 
 
 def _repeated(script: str) -> DictConfig | None:
-    """The settings of an earlier run, if the command line is `repeat=FOLDER`: its resolved config.yaml, nothing composed anew."""
+    """The settings of an earlier run, if the command line is `repeat=FOLDER`: its config.yaml, with nothing composed anew."""
     asked = [argument for argument in sys.argv[1:] if argument.startswith("repeat=")]
     if not asked:
         return None

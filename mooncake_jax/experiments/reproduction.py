@@ -73,7 +73,7 @@ def choose(folder: Path, only: Sequence[str] | None) -> list[str]:
 def reproduce(
     name: str, file: Path, folder: Path, overrides: Sequence[str] = (), show: Callable[[str], None] = lambda line: None
 ) -> Reproduced:
-    """Runs one experiment by scripts/simulate.py into `folder`/`name`. `show` gets its progress. Its failure is told, not raised."""
+    """Runs one experiment by scripts/simulate.py into `folder`/`name`. `show` hears its progress. It may fail: that is told."""
     own = folder / name
     own.mkdir(parents=True, exist_ok=True)
     arguments = [f"+experiment={name}", *overrides]

@@ -18,7 +18,8 @@ class BlockCache:
     """At most `capacity` blocks (None: any number), announced to `index` as held by `instance`.
 
     Blocks that leave move to `below`, the next slower tier of the same instance, if there is one (an LRU always); the index
-    forgets a block when it has left the last tier. `policy` orders the blocks; None is LRU. Raises UserError for a negative capacity.
+    forgets a block when it has left the last tier. `policy` orders the blocks; None is LRU.
+    Raises UserError for a negative capacity.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class BlockCache:
     def use(self, keys: Sequence[int], maker: Any, held: int = 0) -> None:
         """All `keys` of a prompt, first to last: a held block is touched, another comes and is `maker`'s.
 
-        Whenever that makes one block too many, the first in the policy's order leaves. `held` says that so many leading keys are
-        held already, which only makes it quicker.
+        Whenever that makes one block too many, the first in the policy's order leaves. `held` says that so many leading keys
+        are held already, which only makes it quicker.
         """
         if self._policy is not None:
             self._use_by_policy(keys, maker, self._policy)

@@ -93,7 +93,7 @@ class PrefixIndex:
 
     @staticmethod
     def _assign(lengths: list[int], mask: int, length: int) -> None:
-        """lengths[i] = length for every bit i of mask. Bits are visited in words of 64, as operations on a long mask are slow."""
+        """lengths[i] = length for every bit i of mask. Visits words of 64 bits, as operations on a long mask are slow."""
         start = 0
         while mask:
             word = mask & 0xFFFF_FFFF_FFFF_FFFF

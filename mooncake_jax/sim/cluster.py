@@ -284,7 +284,7 @@ class Simulation:
         job.ready = now + job.disk_tokens * self._kv_bytes / self.config.disk.bandwidth
 
     def _copied(self, instance: PrefillInstance, keys: Sequence[int], now: float) -> float:
-        """When those of these blocks that are ordered copies are thought to be there; all others are made by the queue itself."""
+        """When those of these blocks that are ordered copies are thought to be there; the queue itself makes all others."""
         makers = map(instance.cache.maker, keys)
         return max((maker.planned for maker in makers if type(maker) is Maker and maker.finish is None), default=now)
 

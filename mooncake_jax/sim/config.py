@@ -137,8 +137,8 @@ class SimClusterConfig:
     """`decode`: the first token leaves when the KV has arrived at the decode instance (the paper's accounting). `prefill`: when
     prefill ends."""
     loading: str = "free"
-    """Moving KV between DRAM and device at prefill: `free` (hidden wholly), `layerwise` (a prefill takes the longer of computing,
-    loading and storing), `serial` (their sum)."""
+    """Moving KV between DRAM and device at prefill: `free` (hidden wholly), `layerwise` (a prefill takes the longest of
+    computing, loading and storing), `serial` (their sum)."""
     sending: str = "layerwise"
     """KV leaves for the decode instance `layerwise`, while prefill computes, or in one piece after it: `serial`."""
     contention: bool = False

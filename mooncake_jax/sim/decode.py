@@ -23,8 +23,8 @@ class DecodeInstance:
     """One instance. `capacity_tokens` bounds the KV it holds (None: no bound): a request reserves n + o tokens before it loads.
 
     `joined(job, life, loaded, second)` hears that a request whose KV was loaded at `loaded` joined the batch and got its second
-    token at `second`; `ended(job, time)` that it has its last. Both are called when `advance` passes the time at which it joined or
-    ended.
+    token at `second`; `ended(job, time)` that it has its last. Both are called when `advance` passes the time at which it
+    joined or ended.
     """
 
     def __init__(

@@ -1,5 +1,7 @@
 """Cost models made of others: pipelined groups, and prefills that also move KV between DRAM and device."""
 
+from itertools import pairwise
+
 from mooncake_jax.sched import Estimator, HardwareModel
 
 
@@ -8,7 +10,7 @@ def chunk_seconds(model: Estimator, tokens: int, cached: int, chunk_tokens: int 
     if chunk_tokens is None:
         return [model.prefill_s(tokens, cached)]
     bounds = [*range(cached, tokens, chunk_tokens), tokens]
-    return [model.prefill_s(end, begin) for begin, end in zip(bounds, bounds[1:])]
+    return [model.prefill_s(end, begin) for begin, end in pairwise(bounds)]
 
 
 def pipeline(stage_free: list[float], start: float, chunks: list[float]) -> list[float]:

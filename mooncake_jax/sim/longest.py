@@ -1,4 +1,4 @@
-"""The mean of the longest tenth of each request's token intervals (TBT), from arithmetic series and without listing the intervals.
+"""The mean of the longest tenth of each request's token intervals (TBT), from arithmetic series, without listing intervals.
 
 As a loop over the intervals themselves, which is what the result equals within rounding:
 

@@ -13,7 +13,7 @@ from math import inf
 class Transfer:
     """One transfer under way. `done(now)` is called when its last byte has come."""
 
-    __slots__ = ("dst", "done", "left", "rate", "src")
+    __slots__ = ("done", "dst", "left", "rate", "src")
 
     def __init__(self, src: Hashable, dst: Hashable, nbytes: float | int, done: Callable[[float], None]):
         self.src, self.dst, self.left, self.done = ("out", src), ("in", dst), nbytes, done

@@ -115,7 +115,7 @@ def outcome(requests: Sequence[Request], ledger: Ledger, logs: Sequence[StepLog]
 
 
 def _split(ledger: Ledger, arrival: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
-    """Where TTFT went. The stages before and during prefill are known; what follows is moving the KV, then waiting for memory."""
+    """Where TTFT went. The stages up to prefill are known; what follows is moving the KV, then waiting for memory."""
     start, prefilled = np.array(ledger.start, np.float64), np.array(ledger.prefilled, np.float64)
     fetch = np.array(ledger.fetch_s, np.float64)
     after = np.maximum(first - prefilled, 0.0)

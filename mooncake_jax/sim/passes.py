@@ -1,5 +1,5 @@
-"""The prefill stage whose times are not settled at placement: queues in any order, packed and chunked passes, pipelines, slow and
-dying instances, prefixes that wait for a shared network."""
+"""The prefill stage whose times are not settled at placement: queues in any order, packed and chunked passes, pipelines, slow
+and dying instances, prefixes that wait for a shared network."""
 
 from collections.abc import Callable
 
@@ -56,8 +56,11 @@ class QueuedStage:
         if unmade:
             self._unmade[job.serial] = unmade
         instance.queue.append(job)
+        copies = dict.fromkeys(maker for _, maker in unmade if not isinstance(maker, Job))
         if source is not None:
             self._fetch(job, instance, source, now)
+        elif copies:
+            self._await_copies(job, instance, copies)
         self._plan(instance, now)
         self._go_on(instance, now)
 
@@ -117,6 +120,20 @@ class QueuedStage:
             maker.then(lambda time, maker=maker: made(time, maker))
         if not waiting:
             self._move(nbytes, source.index, instance.index, now, arrived)
+
+    def _await_copies(self, job: Job, instance: PrefillInstance, copies: dict[Maker, None]) -> None:
+        """Blocks that are on their way here by order come before the prefill that counts on them."""
+        known, job.ready = job.ready, None
+        job.expected = max(known, *(maker.planned for maker in copies))
+
+        def came(time: float, maker: Maker) -> None:
+            del copies[maker]
+            if not copies and not job.lost:
+                job.ready = max(time, known)
+                self._go_on(instance, time)
+
+        for maker in list(copies):
+            maker.then(lambda time, maker=maker: came(time, maker))
 
     def _move(self, nbytes: int, source: int, target: int, now: float, arrived: Callable[[float], None]) -> None:
         if self._network is not None:

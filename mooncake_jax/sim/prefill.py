@@ -42,7 +42,7 @@ class PrefillStage(Protocol):
         ...
 
     def copy(self, maker: Maker, nbytes: int, source: int, target: int, now: float) -> None:
-        """Blocks of `nbytes` in all leave one prefill instance for another at `now` or later; then `maker` has made them there."""
+        """Blocks of `nbytes` leave one prefill instance for another at `now` or later; then `maker` has made them there."""
         ...
 
 

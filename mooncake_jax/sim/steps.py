@@ -1,5 +1,5 @@
-"""The steps of one instance as arithmetic series: between two changes of the batch each step is longer than the one before by the
-same amount, since every member's context grows by one token.
+"""The steps of one instance as arithmetic series: between two changes of the batch each step is longer than the one before
+by the same amount, since every member's context grows by one token.
 
 A segment is a run of such steps: its first step takes `first` seconds, each following one `rise` more.
 """
@@ -31,7 +31,7 @@ def steps_within(first: float, rise: float, seconds: float) -> int:
 
 
 class StepLog:
-    """All segments of one instance, in order. Four numbers a segment, so the log grows with joins and leaves, not with tokens."""
+    """All segments of one instance, in order. Four numbers each, so the log grows with joins and leaves, not with tokens."""
 
     def __init__(self) -> None:
         self._segments: list[tuple[int, float, float, float]] = []

@@ -60,7 +60,7 @@ class TwinStage(QueuedStage):
     """Passes of several prompts cost what one prompt of all their tokens costs; each has a pace of its own."""
 
     def behave(self, pace: Pace, beside: Callable[[float], bool]) -> None:
-        """To be called before the first request. `beside(time)` tells whether a decode instance works at `time`, which is now."""
+        """To be called before the first request. `beside(now)` tells whether a decode instance works."""
         self._pace, self._beside, self._now = pace, beside, 0.0
         self.worked: list[tuple[float, float]] = []
         """Start and end of all passes."""

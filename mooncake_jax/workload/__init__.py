@@ -20,10 +20,10 @@ from mooncake_jax.workload.trace import BLOCK_TOKENS, Trace, TraceRequest
 __all__ = [
     "BLOCK_TOKENS",
     "FORMATS",
+    "TRACES",
     "GeneratorConfig",
     "LogNormal",
     "Normal",
-    "TRACES",
     "Replay",
     "Trace",
     "TraceRequest",
