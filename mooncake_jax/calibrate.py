@@ -1,5 +1,6 @@
 """Does the simulator tell the truth? An estimator fitted to one live run predicts another, and both are compared."""
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 from mooncake_jax import report
 from mooncake_jax.cluster_config import EngineConfig
@@ -30,6 +31,9 @@ from mooncake_jax.sim import Rates, SimClusterConfig, SimDecodeConfig, SimHostPo
 from mooncake_jax.sim.twin import Pace, Twin
 from mooncake_jax.types import Request, Role
 
+State = tuple[bool, bool]
+"""Whether the other role works meanwhile, and whether a request joins the batch."""
+
 METRICS = ("ttft", "tbt", "e2e")
 STATISTICS = {"mean": np.mean, "P90": lambda values: np.percentile(values, 90)}
 _NO_TIME = 1e15
@@ -44,7 +48,9 @@ class Work:
 
     sample: PrefillSample | DecodeSample
     beside: bool
-    """Whether an instance of the other role worked for more than half of the time."""
+    """Whether an instance of the other role was working when it began."""
+    joined: bool
+    """Whether a request joined the batch with this step, whose KV was loaded first. False for passes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +66,9 @@ class LiveRun:
     """Those that completed, with the lengths they had and the keys of their blocks; arrivals count from the first."""
     columns: report.RequestColumns
     """Of the same requests."""
+    lags: Float64[np.ndarray, " lags"]
+    """Seconds from arrival to the Conductor of those of them that found no prefill work ahead: until the one thread that
+    also dispatches all passes and steps had time for them."""
     kv_bytes_per_token: int
 
 
@@ -104,7 +113,13 @@ def read_run(folder: Path) -> LiveRun:
     ]
     samples = read_samples(folder / "samples.csv")
     work = _when(folder / "timeline.json", samples)
-    return LiveRun(folder, settings, samples, work, requests, columns, placed[columns.id[0]].view.kv_bytes_per_token)
+    decisions = [placed[id] for id in columns.id]
+    lags = [
+        max(decision.now - float(arrival), 0.0)
+        for decision, arrival in zip(decisions, columns.arrival)
+        if not decision.view.queue_s.any()
+    ]
+    return LiveRun(folder, settings, samples, work, requests, columns, np.array(lags), decisions[0].view.kv_bytes_per_token)
 
 
 def _when(path: Path, samples: Sequence[Sample]) -> list[Work]:
@@ -116,24 +131,34 @@ def _when(path: Path, samples: Sequence[Sample]) -> list[Work]:
     try:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-        busy = [(names[e["pid"]].rpartition("-")[0], e) for e in events if e.get("cat") == "busy"]
+        busy = [(names[event["pid"]], event) for event in events if event.get("cat") == "busy"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path} cannot be read: {error!r}; give the folder of a live run") from error
     spans = {
-        role: sorted((round((e["ts"] + e["dur"]) * 1e-6, 8), -e["dur"] * 1e-6, e["name"]) for of, e in busy if of == role)
+        role: sorted(
+            (round((event["ts"] + event["dur"]) * 1e-6, 8), -event["dur"] * 1e-6, event["name"], where)
+            for where, event in busy
+            if where.startswith(role)
+        )
         for role in Role
     }
     found = []
     for role, other, kind in ((Role.PREFILL, Role.DECODE, PrefillSample), (Role.DECODE, Role.PREFILL, DecodeSample)):
         mine = [sample for sample in samples if isinstance(sample, kind)]
-        if len(mine) != sum(length < 0 for _, length, _ in spans[role]):
+        if len(mine) != sum(length < 0 for _, length, _, _ in spans[role]):
             raise UserError(f"{path} and samples.csv beside it do not show the same work of {role} instances")
-        others = np.array([(end + length, end) for end, length, _ in spans[other]]).reshape(-1, 2)
+        others = np.array([(end + length, end) for end, length, _, _ in spans[other]]).reshape(-1, 2)
         sample, left = mine[0], iter(mine)
-        for end, length, name in spans[role]:
+        last: dict[str, tuple[float, int]] = {}
+        for end, length, name, where in spans[role]:
             sample = next(left) if length < 0 else _instant(sample, name)
-            overlap = np.minimum(others[:, 1], end) - np.maximum(others[:, 0], end + length)
-            found.append(Work(sample, bool(np.maximum(overlap, 0).sum() > -length / 2)))
+            beside = bool(((others[:, 0] <= end + length) & (end + length < others[:, 1])).any())
+            joined = False
+            if isinstance(sample, DecodeSample):
+                idle_since, batch = last.get(where, (-math.inf, 0))
+                joined = sample.batch > batch or end + length > idle_since + 1e-6
+                last[where] = end, sample.batch
+            found.append(Work(sample, beside, joined))
     return found
 
 
@@ -194,7 +219,7 @@ class EngineModel:
 
     def prefill_s(self, tokens: int, cached: int) -> float:
         bounds = [*range(cached, tokens, self._engine.chunk_tokens), tokens]
-        return sum(self._pass_s(end, begin) for begin, end in zip(bounds, bounds[1:]))
+        return sum(self._pass_s(end, begin) for begin, end in itertools.pairwise(bounds))
 
     def seconds(self, sample: PrefillSample | DecodeSample) -> float:
         """What it thinks that a pass or step took."""
@@ -217,51 +242,46 @@ class EngineModel:
 class Scatter:
     """Draws how much longer or shorter than the model a pass or step takes, out of what was measured.
 
-    Apart for work beside that of the other role and without, where each was measured often enough. A busy machine is slow
-    for a while, and what was late is followed by what was early, so stretches of `RUN` measurements on the mean are drawn.
-    Factors are scaled so that the model times their mean is the sum of the times measured.
+    Apart for work beside that of the other role and without, and for steps that requests join, where each was measured often
+    enough. A busy machine is slow for a while, and what was late is followed by what was early, so stretches of `RUN`
+    measurements on the mean are drawn. Factors are scaled so that the model times their mean is the sum of the times measured.
     """
 
     RUN = 8
 
-    def __init__(
-        self,
-        seconds: Float64[np.ndarray, "samples"],
-        model: Float64[np.ndarray, "samples"],
-        beside: Bool[np.ndarray, "samples"],
-        rng: np.random.Generator,
-    ):
+    def __init__(self, work: Sequence[Work], model: EngineModel, rng: np.random.Generator):
         self._rng = rng
-        self._pools: dict[bool, np.ndarray] = {}
-        self._at = {False: 0, True: 0}
-        for state in (False, True):
-            chosen = beside == state
-            if chosen.sum() < _FEW:
-                chosen = np.ones_like(beside)
-            factors = seconds[chosen] / model[chosen]
-            self._pools[state] = factors * (seconds[chosen].sum() / model[chosen].sum() / factors.mean())
+        self._pools: dict[State, Float64[np.ndarray, " work"]] = {}
+        self._at: dict[State, int] = {}
+        seconds = np.array([one.sample.seconds for one in work])
+        predicted = np.array([model.seconds(one.sample) for one in work])
+        for state in itertools.product((False, True), (False, True)):
+            joined = np.array([one.joined == state[1] for one in work])
+            both = joined & np.array([one.beside == state[0] for one in work])
+            chosen = next(pool for pool in (both, joined, np.ones_like(both)) if pool.sum() >= _FEW or pool.all())
+            factors = seconds[chosen] / predicted[chosen]
+            self._pools[state] = factors * (seconds[chosen].sum() / predicted[chosen].sum() / factors.mean())
+            self._at[state] = 0
 
-    def __call__(self, beside: bool) -> float:
-        factors = self._pools[beside]
+    def __call__(self, beside: bool, joined: bool) -> float:
+        state, factors = (beside, joined), self._pools[beside, joined]
         if self._rng.random() * self.RUN < 1:
-            self._at[beside] = int(self._rng.integers(len(factors)))
-        self._at[beside] = (self._at[beside] + 1) % len(factors)
-        return float(factors[self._at[beside]])
+            self._at[state] = int(self._rng.integers(len(factors)))
+        self._at[state] = (self._at[state] + 1) % len(factors)
+        return float(factors[self._at[state]])
 
-    def mean(self, beside: bool) -> float:
-        """Mean factor."""
-        return float(self._pools[beside].mean())
+    def means(self) -> dict[State, float]:
+        """Mean factor by state."""
+        return {state: float(factors.mean()) for state, factors in self._pools.items()}
 
 
 def scatter(run: LiveRun, model: EngineModel, rng: np.random.Generator) -> dict[str, Scatter]:
     """Of passes (`prefill`) and steps (`decode`), from a run's work."""
-    found = {}
-    for stage, kind in (("prefill", PrefillSample), ("decode", DecodeSample)):
-        mine = [work for work in run.work if isinstance(work.sample, kind)]
-        predicted = [model.seconds(work.sample) for work in mine]
-        seconds, beside = [work.sample.seconds for work in mine], [work.beside for work in mine]
-        found[stage] = Scatter(np.array(seconds), np.array(predicted), np.array(beside), rng)
-    return found
+    kinds = {"prefill": PrefillSample, "decode": DecodeSample}
+    return {
+        stage: Scatter([work for work in run.work if isinstance(work.sample, kind)], model, rng)
+        for stage, kind in kinds.items()
+    }
 
 
 def twin_config(live: ClusterSettings) -> SimClusterConfig:
@@ -282,23 +302,24 @@ def twin_config(live: ClusterSettings) -> SimClusterConfig:
     )
 
 
-def predict(fit: LiveRun, run: LiveRun, draws: int = 20, seed: int = 0, plain: bool = False) -> list[Predicted]:
+def predict(fit: LiveRun, run: LiveRun, draws: int = 20, seed: int = 0) -> list[Predicted]:
     """What a twin fitted to `fit` says that `run` should have been, and what it was.
 
     Args:
       draws: of so many simulations the median counts.
-      plain: leave out the scatter, and what a machine shared by the instances does to them.
     """
     model = EngineModel(fit)
     rng = np.random.default_rng(seed)
-    paces: Mapping[str, Pace] = scatter(fit, model, rng)
-    if plain:
-        paces = dict.fromkeys(paces, lambda beside: 1.0)
+    paces = scatter(fit, model, rng)
     simulated: dict[tuple[str, str], list[float]] = {}
-    for _ in range(1 if plain else draws):
-        columns = _simulate(run, model, paces)
+    due = np.array([request.arrival for request in run.requests])
+    for _ in range(draws):
+        lag = rng.choice(fit.lags, len(due)) if len(fit.lags) else np.zeros(len(due))
+        placed = np.maximum.accumulate(due + lag)
+        columns = _simulate(run, placed, model, paces)
+        late = {"ttft": placed - due, "tbt": np.zeros(len(due)), "e2e": placed - due}
         for metric in METRICS:
-            values = getattr(columns, metric)[columns.completed]
+            values = (getattr(columns, metric) + late[metric])[columns.completed]
             for name, statistic in STATISTICS.items():
                 simulated.setdefault((metric, name), []).append(float(statistic(values)))
     return [
@@ -307,16 +328,17 @@ def predict(fit: LiveRun, run: LiveRun, draws: int = 20, seed: int = 0, plain: b
     ]
 
 
-def _simulate(run: LiveRun, model: EngineModel, paces: Mapping[str, Pace]) -> report.RequestColumns:
+def _simulate(run: LiveRun, placed: np.ndarray, model: EngineModel, paces: Mapping[str, Pace]) -> report.RequestColumns:
     settings = run.settings
     policies = settings.conductor
     if isinstance(make(policies.estimator, "conductor.estimator", Estimator), Learning):
         policies = replace(policies, estimator=None)  # what it would have learnt is the model
+    requests = [replace(request, arrival=at) for request, at in zip(run.requests, placed.tolist())]
     twin = Twin(
         twin_config(settings.cluster),
         model,
         make_conductor(policies, settings.slo, model),
-        run.requests,
+        requests,
         run.kv_bytes_per_token,
         Rates(node=_NO_TIME, load=_NO_TIME),
         eviction=factory(settings.eviction, "eviction", EvictionPolicy),
@@ -324,4 +346,4 @@ def _simulate(run: LiveRun, model: EngineModel, paces: Mapping[str, Pace]) -> re
         prefill_pace=paces["prefill"],
         decode_pace=paces["decode"],
     )
-    return outcome(run.requests, twin.run(), twin.logs).columns
+    return outcome(requests, twin.run(), twin.logs).columns

@@ -88,12 +88,13 @@ class Breakdown:
     def _measure(self, lab: Lab, overrides: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
         """Seconds by share in per cent, length and stage."""
         found: dict[str, dict[str, dict[str, float]]] = {}
+        block = lab.settings().cluster.block_size
         for share in self.shares:
             percent = f"{100 * share:g}"
             found[percent] = {}
             for label, tokens in self.tokens.items():
                 path = lab.folder / f"prompts_{label}_{percent}.jsonl"
-                self._write(path, tokens, round(share * tokens))
+                self._write(path, tokens, int(share * tokens) // block * block)
                 run = lab.simulate([*overrides, f"workload.path='{path}'"], f"{label} tokens, {percent} % cached")
                 found[percent][label] = self._stages(run)
         return found

@@ -26,6 +26,7 @@ class LoadCurves:
       panels: by name: "documents" (arguments of `Documents`), "rates", "overrides" by system (may lack any), "paper" (by
         metric and system [rate, value] pairs), "gain" (throughput of the best system over the baseline's by the paper's
         curves), "judged" (metrics that decide it; both if left out) and "note".
+      tbt: what counts as TBT of a request: `tpot`, the mean of its intervals, or `tbt`, that of the longest tenth.
       factors: SLO over the value at the lowest rate.
       tolerance: of the gains.
     """
@@ -36,15 +37,17 @@ class LoadCurves:
         systems: Mapping[str, Sequence[str]],
         baseline: str,
         panels: Mapping[str, Mapping[str, Any]],
+        tbt: str = "tpot",
         factors: Mapping[str, float | int] | None = None,
         tolerance: str | None = None,
         remarks: Sequence[str] = (),
     ):
         self.title, self.systems, self.baseline, self.panels = title, systems, baseline, panels
+        self.columns = {"ttft": "ttft", "tbt": tbt}
         self.factors, self.tolerance, self.remarks = factors or {"ttft": 10, "tbt": 5}, tolerance, list(remarks)
 
     def run(self, lab: Lab) -> Report:
-        gains, rates_held, points, plots = [], [], [], []
+        gains, rates_held, plots = [], [], []
         for name, panel in self.panels.items():
             path = Documents(**panel["documents"]).write(lab.folder / "workloads" / f"{_file(name)}.jsonl")
             found = self._p90(lab, name, panel, path)
@@ -72,16 +75,6 @@ class LoadCurves:
                 rates_held.append(Row(f"{name}: {label}", theirs, rate, "req/s"))
             for metric in METRICS:
                 values = {label: dict(paper.get(metric, {}).get(label, ())) for label in self.systems}
-                points += [
-                    Row(
-                        f"{name}, {metric.upper()}, {label}, {rate:g}/s",
-                        values[label].get(rate),
-                        curves[metric][label][i],
-                        "SLO",
-                    )
-                    for label in self.systems
-                    for i, rate in enumerate(panel["rates"])
-                ]
                 plots.append(lab.folder / "plots" / f"{_file(name)}_{metric}.png")
                 plot_curves(
                     plots[-1],
@@ -95,7 +88,6 @@ class LoadCurves:
             [
                 Comparison("gains", f"{self.title}: throughput over {self.baseline}'s", gains),
                 Comparison("throughput", f"{self.title}: highest tested rate within the SLOs", rates_held),
-                Comparison("points", f"{self.title}: P90 over the SLO", points),
             ],
             plots,
             self.remarks,
@@ -108,8 +100,8 @@ class LoadCurves:
                 load = [f"workload.path={path}", "workload.poisson=true", f"workload.rate={rate}"]
                 own = panel.get("overrides", {}).get(label, [])
                 columns = lab.simulate([*mine, *own, *load], f"{name}, {label}, {rate:g}/s").outcome.columns
-                for metric in METRICS:
-                    found.setdefault((label, metric), []).append(float(np.percentile(getattr(columns, metric), 90)))
+                for metric, column in self.columns.items():
+                    found.setdefault((label, metric), []).append(float(np.percentile(getattr(columns, column), 90)))
         return found
 
     def _normalised(self, metric: str, found: Mapping, rates: Sequence[float | int]) -> dict[str, list[float]]:

@@ -119,7 +119,9 @@ def _split(ledger: Ledger, arrival: np.ndarray, first: np.ndarray) -> dict[str, 
     start, prefilled = np.array(ledger.start, np.float64), np.array(ledger.prefilled, np.float64)
     fetch = np.array(ledger.fetch_s, np.float64)
     after = np.maximum(first - prefilled, 0.0)
-    moving = np.minimum(np.array(ledger.moved_s, np.float64), after)
+    moving = np.array(ledger.moved_s, np.float64)
+    # What is left within rounding is no wait.
+    moving = np.where(after - moving > 1e-9, moving, after)
     return {
         "queue": start - arrival - fetch,
         "fetch": np.where(np.isnan(start), np.nan, fetch),

@@ -4,8 +4,8 @@ Beyond `Simulation` it knows three things that count where a step takes no longe
 
 - the engine dispatches `lookahead` decode steps ahead, so a request joins so many steps after its KV has come, less one;
 - a pass computes all its prompts at once, and its cost follows from their tokens together;
-- every pass and step takes a factor of its own, which may depend on whether the other role is at work: instances that share
-  the cores of one machine slow each other down, and nothing takes the same time twice.
+- every pass and step takes a factor of its own, which may depend on whether the other role is at work and on whether a request
+  joins: instances that share the cores of a machine slow each other down, and nothing takes the same time twice.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from mooncake_jax.sim.job import Job
 from mooncake_jax.sim.passes import QueuedStage
 from mooncake_jax.sim.prefill import PrefillInstance
 
-Pace = Callable[[bool], float]
-"""Factor on the next pass or step, given whether the other role works as it begins."""
+Pace = Callable[[bool, bool], float]
+"""Factor on the next pass or step, given whether the other role works as it begins, and whether a request joins the batch."""
 
 
 class TwinDecode(DecodeInstance):
@@ -50,7 +50,7 @@ class TwinDecode(DecodeInstance):
         late = [entry for entry in self._arrivals if entry[0] > in_time]
         self._arrivals = [entry for entry in self._arrivals if entry[0] <= in_time]
         heapify(self._arrivals)
-        self._slowdown = self._pace(self._beside(time))
+        self._slowdown = self._pace(self._beside(time), bool(self._arrivals))
         super()._change(steps, time)
         self._arrivals += late
         heapify(self._arrivals)
@@ -78,7 +78,7 @@ class TwinStage(QueuedStage):
             seen = round(sum(job.cached * (job.input_tokens - job.cached) for job in jobs) / new)
             plain = [self._hardware.prefill_s(seen + new, seen)]
         beside = self._beside(self._now)
-        seconds = [self._pace(beside) * one for one in plain]
+        seconds = [self._pace(beside, False) * one for one in plain]
         self.worked.append((self._now, self._now + sum(seconds)))
         return seconds
 
@@ -102,9 +102,19 @@ class Twin(Simulation):
         self.stage.behave(prefill_pace, self._decoding)
 
     def _new_decode(self, index: int) -> TwinDecode:
-        instance = super()._new_decode(index)
-        instance.__class__ = TwinDecode
+        instance = TwinDecode(
+            f"decode-{index}",
+            len(self.logs),
+            self.hardware,
+            self._joined,
+            self._decoded,
+            self._load_s,
+            self.config.decode.capacity_tokens,
+            first_at_prefill=self._at_prefill,
+        )
         instance.behave(self._lookahead, self._decode_pace, self._prefilling)
+        self.logs.append(instance.log)
+        self.names.append(instance.name)
         return instance
 
     def _decoding(self, now: float) -> bool:

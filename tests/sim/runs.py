@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,9 +19,7 @@ from mooncake_jax.sched import (
     Conductor,
     Estimator,
     HardwareModel,
-    KVCacheCentric,
     LeastTokens,
-    LoadBalance,
     PairingPolicy,
     QueueOrder,
     ReplicationPolicy,
@@ -39,7 +37,7 @@ from mooncake_jax.sim import (
     outcome,
 )
 from mooncake_jax.types import SLO, Request, Status
-from tests.sim.plain import LLAMA3_70B
+from tests.sim.plain import LLAMA3_70B, PAPER_SLO
 
 COST = ClosedForm(0.0, 1.0, 0.0, 1.0, 0.0, 0.125, 4.0)
 RATES = Rates(node=4.0, load=8.0, store=16.0)
@@ -116,7 +114,7 @@ def run(
     admission: AdmissionPolicy | None = None,
     hardware: HardwareModel = COST,
     estimator: Estimator | None = None,
-    slo: SLO = SLO(),
+    slo: SLO = PAPER_SLO,
     replication: ReplicationPolicy | None = None,
     roles: RolePolicy | None = None,
     kv_bytes: int = 1,

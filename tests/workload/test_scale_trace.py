@@ -20,6 +20,7 @@ from mooncake_jax.workload import (
     load_trace,
     requests,
     scale_lengths,
+    set_output,
     speed_up,
 )
 
@@ -94,11 +95,19 @@ def test_the_config_reads_a_file_and_applies_limit_speed_and_scale(tmp_path):
     assert trace == Trace((TraceRequest(0.0, 11, 1, (3, 4)), TraceRequest(2.0, 11, 1, (3, 4))), block_tokens=8)
 
 
+def test_every_request_generates_as_many_tokens_as_the_config_says_whatever_the_scale():
+    plain, changed = (load_trace(WorkloadConfig(limit=9, scale=1 / 64, output=output)) for output in (None, 3))
+    assert {one.output_length for one in changed.requests} == {3}
+    assert [one.hash_ids for one in changed.requests] == [one.hash_ids for one in plain.requests]
+    with pytest.raises(UserError, match=r"workload\.output must be 1 or more, or null, but is 0"):
+        set_output(_trace(5), 0)
+
+
 def test_the_config_without_a_path_generates_by_seed():
     assert load_trace(WorkloadConfig(seed=4, limit=30)) == generate(GeneratorConfig(), seed=4, limit=30)
 
 
-@pytest.mark.parametrize(("field", "value"), [("speed", 0.0), ("scale", -1.0), ("limit", 0), ("seed", -1)])
+@pytest.mark.parametrize(("field", "value"), [("speed", 0.0), ("scale", -1.0), ("limit", 0), ("output", 0), ("seed", -1)])
 def test_a_config_value_out_of_range_is_refused_by_name(field, value):
     with pytest.raises(UserError, match=f"workload.{field} must be .* but is {value}"):
         WorkloadConfig(**{field: value})
