@@ -7,6 +7,7 @@ import pytest
 
 from mooncake_jax.sched import (
     AcceptAll,
+    AdmissionPolicy,
     CacheAware,
     ClusterView,
     Conductor,
@@ -117,13 +118,13 @@ def test_twice_the_load_costs_less_than_a_fifth_of_the_hits():
     assert rates[1] > 0.8 * rates[0]
 
 
-OVERLOADED = SLO(ttft=10.0, tbt=0.0295)
+OVERLOADED = SLO(ttft=30.0, tbt=0.1)
 
 
-def overloaded(admission) -> Finished:
-    """Twice the conversation trace's load, with the objectives near what the cluster can do."""
-    config = llama_cluster(8, 4)
-    return run_llama(faster(conversation(1200), 2.0), config, pairing=KVCacheCentric(), admission=admission, slo=OVERLOADED)
+def overloaded(admission: AdmissionPolicy) -> Finished:
+    """Twice the conversation trace's load on a decode instance that takes it once."""
+    rows = faster(conversation(1200), 2.0)
+    return run_llama(rows, llama_cluster(8, 1), pairing=KVCacheCentric(), admission=admission, slo=OVERLOADED)
 
 
 def goodput(done: Finished) -> int:
@@ -139,16 +140,15 @@ def wasted(done: Finished) -> float:
 
 
 def test_under_overload_prediction_serves_no_fewer_within_the_objectives_and_rejects_before_prefill():
-    by_stage, early, predictive = overloaded(StageByStage()), overloaded(EarlyRejection()), overloaded(Predictive())
+    # 75 s are what twice the mean output takes at the TBT objective. With the default of 12 s, right where a step takes 35 ms,
+    # requests are thought gone that still decode: too many are let in, and goodput falls below that of the others.
+    by_stage, early, predictive = (
+        overloaded(policy) for policy in (StageByStage(0.9), EarlyRejection(0.9), Predictive(0.9, decode_s=75.0))
+    )
+    assert goodput(predictive) >= goodput(early) > 0.7 * 1200
     assert goodput(predictive) >= goodput(by_stage)
-    assert goodput(predictive) >= goodput(early)
     assert wasted(predictive) == wasted(early) == 0.0
-    assert wasted(by_stage) > 0.0
-    assert goodput(by_stage) > goodput(overloaded_without_admission())
-
-
-def overloaded_without_admission() -> Finished:
-    return overloaded(AcceptAll())
+    assert wasted(by_stage) > 100.0
 
 
 # --- several Conductors ----------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_four_conductors_with_delayed_state_spread_the_load_unevenly_within_a_bo
 
 
 def test_load_balance_keeps_the_queues_level_under_any_prefixes():
-    rows = prompts(np.arange(400) * 0.1, 4000, 10, shared=4)
+    rows = prompts(np.arange(400) * 0.02, 4000, 10, shared=4)
     done = run_llama(rows, llama_cluster(8, 8), pairing=LoadBalance())
     seconds = work(done, 8)
     assert seconds.max() < 1.2 * seconds.min()
