@@ -46,8 +46,8 @@ class SimRun:
         return report.busy_fraction(self.busy(), *report.bounds(self.outcome.columns))
 
     def metrics(self) -> dict[str, float]:
-        """The summary's numbers by their flat names (`ttft/mean`, `goodput/share`, ...), `prefill_s`, the mean seconds of prefill
-        a request costs, and `prefill_wasted_s`, the seconds spent on requests that were then not served."""
+        """The summary's numbers by their flat names (`ttft/mean`, `goodput/share`, ...), and seconds of prefill: `prefill_s` is
+        the mean a request costs, `prefill_wasted_s` all that was spent on requests that were then not served."""
         spent, completed = self.outcome.prefill_s, self.outcome.columns.completed
         own = {"prefill_s": float(spent.mean()), "prefill_wasted_s": float(spent[~completed].sum())}
         return report.flat_metrics(self.summary()) | own

@@ -12,7 +12,8 @@ class Points:
     Args:
       title: of table and plot.
       points: overrides by label.
-      metrics: flat names of metrics (`simulate.SimRun.metrics`) by label; the first is plotted.
+      metrics: flat names of metrics (`simulate.SimRun.metrics`) by label; the first is plotted, and only points that the
+        paper has, if it has any.
       paper: the paper's value by metric label and point label; may lack any.
       unit: of each metric label, with a factor from the metric's own unit: `{"mean TTFT": ["s", 1.0]}`.
       tolerance: by metric label, such as `ratio 1.6` or `abs .04`.
@@ -50,7 +51,7 @@ class Points:
             label = next(iter(self.metrics))
             paper = self.paper[label]
             for point, value in ours[label].items():
-                if point != self.relative_to and point in paper:
+                if point != self.relative_to and point in paper and ours[label][self.relative_to]:
                     rows.append(
                         Row(
                             f"{label}, {point} / {self.relative_to}",
@@ -61,13 +62,14 @@ class Points:
                         )
                     )
         label = next(iter(self.metrics))
+        plotted = [point for point in found if point in self.paper.get(label, {})] or list(found)
         plot = lab.folder / "plots" / "comparison.png"
         plot_bars(
             plot,
             self.title,
-            list(found),
-            paper={label: [self.paper.get(label, {}).get(point, float("nan")) for point in found]},
-            ours={label: list(ours[label].values())},
+            plotted,
+            paper={label: [self.paper.get(label, {}).get(point, float("nan")) for point in plotted]},
+            ours={label: [ours[label][point] for point in plotted]},
             y_label=f"{label} ({self.unit[label][0]})" if label in self.unit else label,
         )
         return Report([Comparison("points", self.title, rows)], [plot], self.remarks)

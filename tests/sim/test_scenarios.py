@@ -7,20 +7,17 @@ import pytest
 
 from mooncake_jax.sched import (
     AcceptAll,
-    AdmissionPolicy,
     CacheAware,
     ClusterView,
     Conductor,
-    EarlyRejection,
     KVCacheCentric,
     LeastTokens,
     LoadBalance,
-    Predictive,
-    StageByStage,
 )
 from mooncake_jax.sim import SimClusterConfig
 from mooncake_jax.types import SLO, Placement, Rejection, Request, Status
 from mooncake_jax.workload import GeneratorConfig, Trace, first, generate, read_mooncake, simulated_requests, speed_up
+from tests.sim.overload import REQUESTS, outcomes
 from tests.sim.runs import LLAMA, Finished, cluster, run_llama
 from tests.support import published_trace
 
@@ -87,7 +84,7 @@ def test_conversations_do_not_collapse_onto_one_instance(pairing):
 
 
 def test_a_burst_is_served_whole_and_its_waiting_is_told():
-    steady = np.arange(100) * 0.5
+    steady = np.arange(120) * 0.5
     arrivals = np.sort(np.concatenate([steady, np.full(200, 20.0)]))
     done = run_llama(prompts(arrivals, 4000, 50), llama_cluster(4, 4), pairing=KVCacheCentric())
     assert set(done.status) == {Status.COMPLETED}
@@ -97,7 +94,7 @@ def test_a_burst_is_served_whole_and_its_waiting_is_told():
     late = arrivals == 20.0
     assert split["queue"][late].mean() > 0.9 * (ttft - split["compute"] - split["transfer"])[late].mean()
     # Long after the burst nobody waits any more.
-    assert split["queue"][arrivals > 49].max() < 0.02 * split["queue"].max()
+    assert split["queue"][arrivals > 55].max() < 0.1
 
 
 def test_prompts_of_32k_tokens_with_one_token_out_move_nothing_and_leave_decode_idle():
@@ -118,37 +115,14 @@ def test_twice_the_load_costs_less_than_a_fifth_of_the_hits():
     assert rates[1] > 0.8 * rates[0]
 
 
-OVERLOADED = SLO(ttft=30.0, tbt=0.1)
-
-
-def overloaded(admission: AdmissionPolicy) -> Finished:
-    """Twice the conversation trace's load on a decode instance that takes it once."""
-    rows = faster(conversation(1200), 2.0)
-    return run_llama(rows, llama_cluster(8, 1), pairing=KVCacheCentric(), admission=admission, slo=OVERLOADED)
-
-
-def goodput(done: Finished) -> int:
-    columns = done.columns
-    return int((columns.completed & (columns.ttft <= OVERLOADED.ttft) & (columns.tbt <= OVERLOADED.tbt)).sum())
-
-
-def wasted(done: Finished) -> float:
-    """Seconds of prefill of rejected requests."""
-    rejected = np.array([status is Status.REJECTED for status in done.status])
-    assert rejected.any()
-    return float(done.result.prefill_s[rejected].sum())
-
-
 def test_under_overload_prediction_serves_no_fewer_within_the_objectives_and_rejects_before_prefill():
-    # 75 s are what twice the mean output takes at the TBT objective. With the default of 12 s, right where a step takes 35 ms,
-    # requests are thought gone that still decode: too many are let in, and goodput falls below that of the others.
-    by_stage, early, predictive = (
-        overloaded(policy) for policy in (StageByStage(0.9), EarlyRejection(0.9), Predictive(0.9, decode_s=75.0))
-    )
-    assert goodput(predictive) >= goodput(early) > 0.7 * 1200
-    assert goodput(predictive) >= goodput(by_stage)
-    assert wasted(predictive) == wasted(early) == 0.0
-    assert wasted(by_stage) > 100.0
+    found = outcomes(published_trace("conversation"))
+    by_stage, early, predictive = found["stage_by_stage"], found["early_rejection"], found["predictive"]
+    assert predictive.goodput >= early.goodput > 0.7 * REQUESTS
+    assert predictive.goodput >= by_stage.goodput
+    assert min(one.rejected for one in found.values()) > 0.1 * REQUESTS
+    assert predictive.wasted_s == early.wasted_s == 0.0
+    assert by_stage.wasted_s > 100.0
 
 
 # --- several Conductors ----------------------------------------------------------------------------------------------
