@@ -7,7 +7,7 @@ someone looks at them; prefill instances have an event at the end of each prefil
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import inf, isnan, nan
+from math import inf, isnan
 
 import numpy as np
 
@@ -16,26 +16,24 @@ from mooncake_jax.kvcache import BlockCache, EvictionPolicy, PrefixIndex
 from mooncake_jax.sched import (
     ClusterView,
     Conductor,
-    Copy,
     Decision,
     FirstCome,
     HardwareModel,
     InFlight,
     QueueOrder,
 )
-from mooncake_jax.sim.config import Failure, Rates, SimClusterConfig
+from mooncake_jax.sim.config import Rates, SimClusterConfig
 from mooncake_jax.sim.decode import DecodeInstance
 from mooncake_jax.sim.events import Events
+from mooncake_jax.sim.failures import Failures
 from mooncake_jax.sim.job import Job, Maker
 from mooncake_jax.sim.ledger import NONE, Ledger
 from mooncake_jax.sim.network import Network
+from mooncake_jax.sim.orders import Orders
 from mooncake_jax.sim.passes import QueuedStage
-from mooncake_jax.sim.prefill import CertainStage, PrefillInstance, PrefillStage, when_made
+from mooncake_jax.sim.prefill import CertainStage, PrefillInstance, PrefillStage
 from mooncake_jax.sim.steps import StepLog
-from mooncake_jax.types import Placement, Rejection, Request, Role, Status
-
-_DRAIN_POLL_S = 0.5
-"""Seconds between looks at a decode instance that is being drained."""
+from mooncake_jax.types import Placement, Rejection, Request, Status
 
 
 class Simulation:
@@ -77,11 +75,11 @@ class Simulation:
         self.ledger = Ledger(len(requests))
         self.events = Events()
         self.index = PrefixIndex(config.prefill.count)
-        self._kv_bytes = kv_bytes_per_token
+        self.kv_bytes = kv_bytes_per_token
         self._load_s = kv_bytes_per_token / self.rates.load
         self._eviction, self._on_decision = eviction, on_decision
         self._slow = {slow.instance: slow.factor for slow in config.slow}
-        self._at_prefill = config.first_token == "prefill"
+        self.at_prefill = config.first_token == "prefill"
         self._network = Network(self.rates.node, self.events.later) if config.contention else None
         if queue_order is not None and isinstance(queue_order(), FirstCome):
             queue_order = None
@@ -104,13 +102,13 @@ class Simulation:
                 slowdown=lambda index: self._slow.get(f"prefill-{index}", 1.0),
                 network=self._network,
             )
-        self.prefill = [self._new_prefill(i) for i in range(config.prefill.count)]
+        self.prefill = [self.new_prefill(i) for i in range(config.prefill.count)]
         self.names: list[str] = []
         """Whose each of `logs` is."""
         self.logs: list[StepLog] = []
         """Logs of the steps of every decode instance that ever was; the ledger's runs point here."""
-        self.decode = [self._new_decode(i) for i in range(config.decode.count)]
-        self._jobs: dict[int, Job] = {}
+        self.decode = [self.new_decode(i) for i in range(config.decode.count)]
+        self.jobs: dict[int, Job] = {}
         """Jobs that decode or will, by serial."""
         self._view: ClusterView | None = None
         self._viewed_at = -inf
@@ -126,7 +124,7 @@ class Simulation:
                     f"{len(self.decode)} decode instances"
                 )
 
-    def _new_prefill(self, index: int) -> PrefillInstance:
+    def new_prefill(self, index: int) -> PrefillInstance:
         below = None
         if self.config.disk.blocks:
             below = BlockCache(self.config.disk.blocks, self.index, index)
@@ -134,7 +132,7 @@ class Simulation:
         cache = BlockCache(self.config.host_pool.blocks, self.index, index, policy, below)
         return PrefillInstance(index, cache, self.config.prefill.stages)
 
-    def _new_decode(self, index: int) -> DecodeInstance:
+    def new_decode(self, index: int) -> DecodeInstance:
         instance = DecodeInstance(
             f"decode-{index}",
             len(self.logs),
@@ -144,7 +142,7 @@ class Simulation:
             self._load_s,
             self.config.decode.capacity_tokens,
             self._slow.get(f"decode-{index}", 1.0),
-            self._at_prefill,
+            self.at_prefill,
         )
         self.logs.append(instance.log)
         self.names.append(instance.name)
@@ -154,11 +152,11 @@ class Simulation:
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Ledger:
         """Serves all requests. `progress(requests arrived, all requests)` is called now and then."""
-        for failure in self.config.failures:
-            self.events.later(failure.at, lambda now, failure=failure: self._fail(failure, now))
-        self._every(self.conductor.replication.period, self._replicate)
-        self._every(self.conductor.roles.period, self._switch_roles)
-        happened, place = self.events.run, self._place
+        Failures(self).schedule()
+        orders = Orders(self)
+        self._every(self.conductor.replication.period, orders.replicate)
+        self._every(self.conductor.roles.period, orders.switch_roles)
+        happened, place = self.events.run, self.place
         total = len(self.requests)
         for number, request in enumerate(self.requests):
             if happened(request.arrival):
@@ -202,6 +200,14 @@ class Simulation:
             view.decode_batch[:] = batch
         return view
 
+    def changed(self) -> None:
+        """Instances have come or gone: the next view is made anew."""
+        self._view = None
+
+    def moved(self) -> None:
+        """Queues or batches have moved since the last view."""
+        self._viewed_at = -inf
+
     def _new_view(self) -> ClusterView:
         prefill = tuple(one.index for one in self.prefill if one.alive and not one.draining)
         decode = tuple(i for i, one in enumerate(self.decode) if one.alive and not one.draining)
@@ -214,7 +220,7 @@ class Simulation:
             decode_batch=np.zeros(len(decode), np.int64),
             index=self.index,
             block_size=self.config.block_size,
-            kv_bytes_per_token=self._kv_bytes,
+            kv_bytes_per_token=self.kv_bytes,
             decode_capacity_tokens=None if capacity is None else np.full(len(decode), capacity),
             in_flight=self._in_flight,
         )
@@ -227,20 +233,20 @@ class Simulation:
                 decode[job.decode].context_of(job, now),
                 job.planned if job.finish is None else job.finish,
             )
-            for job in self._jobs.values()
+            for job in self.jobs.values()
             if job is not without
         ]
 
     # --- the life of a request --------------------------------------------------------------------------------------
 
-    def _place(self, number: int, request: Request, now: float) -> None:
+    def place(self, number: int, request: Request, now: float) -> None:
         view = self.view(now)
         outcome = self.conductor.schedule(request, view, now)
         if self._on_decision is not None:
             self._on_decision(Decision(request, view, now, outcome))
         if type(outcome) is Rejection:
             status = Status.FAILED if self.ledger.placements[number] else Status.REJECTED
-            self._end(number, status, now, outcome.reason)
+            self.end(number, status, now, outcome.reason)
         else:
             self._commit(number, request, outcome, view, now)
 
@@ -267,7 +273,7 @@ class Simulation:
         if job.output_tokens > 1:
             ledger.decode[number] = job.decode = placement.decode
             self.decode[job.decode].expect(job)
-            self._jobs[job.serial] = job
+            self.jobs[job.serial] = job
             at = view.decode.index(job.decode)
             view.decode_tokens[at] += job.input_tokens
             view.decode_batch[at] += 1
@@ -281,7 +287,7 @@ class Simulation:
         below = instance.cache.below
         blocks = sum(key in below for key in job.request.keys[: job.own_blocks])
         job.disk_tokens = min(blocks * self.config.block_size, job.own_tokens)
-        job.ready = now + job.disk_tokens * self._kv_bytes / self.config.disk.bandwidth
+        job.ready = now + job.disk_tokens * self.kv_bytes / self.config.disk.bandwidth
 
     def _copied(self, instance: PrefillInstance, keys: Sequence[int], now: float) -> float:
         """When those of these blocks that are ordered copies are thought to be there; the queue itself makes all others."""
@@ -296,10 +302,10 @@ class Simulation:
     def _push(self, now: float, job: Job) -> None:
         def pushed(time: float) -> None:
             job.pushed = time
-            if job.finish is not None and job.serial in self._jobs:
+            if job.finish is not None and job.serial in self.jobs:
                 self._sent(job, time)
 
-        nbytes = job.input_tokens * self._kv_bytes
+        nbytes = job.input_tokens * self.kv_bytes
         self._network.send(now, ("prefill", job.prefill), ("decode", job.decode), nbytes, pushed)
 
     def _prefilled(self, now: float, job: Job) -> None:
@@ -315,16 +321,16 @@ class Simulation:
             ledger.disk_tokens[number] = job.disk_tokens
             ledger.peer_tokens[number] = job.cached - job.own_tokens
         if job.decode is None:
-            self._token(number, now)
-            self._end(number, Status.COMPLETED, now)
+            self.token(number, now)
+            self.end(number, Status.COMPLETED, now)
             return
         if self.conductor.rechecks and self._rejected_after_prefill(job, now):
             return
-        if self._at_prefill:
-            self._token(number, now)
+        if self.at_prefill:
+            self.token(number, now)
             self.decode[job.decode].outside += 1
         if self._network is None:
-            late = self.hardware.transfer_s(job.input_tokens * self._kv_bytes, job.prefill, job.decode)
+            late = self.hardware.transfer_s(job.input_tokens * self.kv_bytes, job.prefill, job.decode)
             if self.config.sending == "layerwise":
                 late -= job.service
             self._sent(job, now + late if late > 0.0 else now)
@@ -341,7 +347,7 @@ class Simulation:
             ledger.moved_s[number] = time - job.finish + job.input_tokens * self._load_s
         self.decode[job.decode].arrive(time, job)
 
-    def _token(self, number: int, now: float) -> None:
+    def token(self, number: int, now: float) -> None:
         """A token leaves that no decode step made: the first, or the one with which a request goes on after a failure."""
         ledger = self.ledger
         if isnan(ledger.first[number]):
@@ -354,19 +360,19 @@ class Simulation:
     def _joined(self, job: Job, life: int, loaded: float, second: float) -> None:
         """A request has joined its batch; its next token comes at `second`."""
         ledger, number = self.ledger, job.number
-        if not self._at_prefill:
-            self._token(number, loaded)
+        if not self.at_prefill:
+            self.token(number, loaded)
         ledger.gaps.append((number, second - ledger.last[number]))
         job.run = len(ledger.runs)
         ledger.runs.append((number, life, job.joined_step + 1, job.joined_step + job.output_tokens - 1))
 
     def _decoded(self, job: Job, time: float) -> None:
         """A request has all its tokens."""
-        del self._jobs[job.serial]
+        del self.jobs[job.serial]
         self.ledger.generated[job.number] += job.output_tokens - 1
-        self._end(job.number, Status.COMPLETED, time)
+        self.end(job.number, Status.COMPLETED, time)
 
-    def _end(self, number: int, status: Status, time: float, reason: str = "") -> None:
+    def end(self, number: int, status: Status, time: float, reason: str = "") -> None:
         self.ledger.ended(number, status, time, reason)
         self._left -= 1
 
@@ -384,143 +390,6 @@ class Simulation:
         if rejection is None:
             return False
         self.decode[job.decode].forget(job, 0)
-        del self._jobs[job.serial]
-        self._end(job.number, Status.REJECTED, now, rejection.reason)
+        del self.jobs[job.serial]
+        self.end(job.number, Status.REJECTED, now, rejection.reason)
         return True
-
-    # --- orders and accidents ---------------------------------------------------------------------------------------
-
-    def _replicate(self, now: float) -> None:
-        for order in self.conductor.replicate(self.view(now), now):
-            if isinstance(order, Copy):
-                maker = Maker()
-                nbytes = len(order.keys) * self.config.block_size * self._kv_bytes
-                made = when_made(self.prefill[order.source].cache, order.keys, now)
-                self.stage.copy(maker, nbytes, order.source, order.target, made)
-                self.prefill[order.target].cache.use(order.keys, maker)
-            else:
-                self.prefill[order.instance].cache.drop(order.keys)
-
-    def _switch_roles(self, now: float) -> None:
-        order = self.conductor.switch_roles(self.view(now), now)
-        if order is None:
-            return
-        self._view = None
-        if order.instance.role is Role.PREFILL:
-            self.prefill[order.instance.index].draining = True
-            self._drain_prefill(self.prefill[order.instance.index], now)
-        else:
-            self.decode[order.instance.index].draining = True
-            self._drain_decode(self.decode[order.instance.index], now)
-
-    def _drain_prefill(self, instance: PrefillInstance, now: float) -> None:
-        """A prefill instance that has nothing left to do decodes from then on, if it did not die before."""
-        if not instance.alive:
-            return
-        if not instance.idle:
-            self.events.later(max(instance.clear_at, now + _DRAIN_POLL_S), lambda time: self._drain_prefill(instance, time))
-            return
-        instance.alive = False
-        self.index.clear(instance.index)
-        self.events.later(now + self.config.role_switch_s, lambda time: self._add(self.decode, self._new_decode))
-
-    def _drain_decode(self, instance: DecodeInstance, now: float) -> None:
-        if not instance.alive:
-            return
-        instance.advance(now)
-        if instance.assigned:
-            self.events.later(now + _DRAIN_POLL_S, lambda time: self._drain_decode(instance, time))
-            return
-        instance.alive = False
-        self.events.later(now + self.config.role_switch_s, lambda time: self._add(self.prefill, self._new_prefill))
-
-    def _add[T](self, instances: list[T], new: Callable[[int], T]) -> None:
-        if instances is self.prefill:
-            self.index.resize(len(instances) + 1)
-        instances.append(new(len(instances)))
-        self._view = None
-
-    def _fail(self, failure: Failure, now: float) -> None:
-        role, _, index = failure.instance.rpartition("-")
-        kill, revive = (self._kill_prefill, self._new_prefill) if role == "prefill" else (self._kill_decode, self._new_decode)
-        instances = self.prefill if role == "prefill" else self.decode
-        if not instances[int(index)].alive:
-            return
-
-        def back(time: float) -> None:
-            instances[int(index)] = revive(int(index))
-            self._view = None
-
-        if failure.seconds is not None:
-            self.events.later(now + failure.seconds, back)
-        kill(int(index), now)
-
-    def _kill_prefill(self, index: int, now: float) -> None:
-        """Its queue, its cache, and the KV that it was still sending are lost; who waited for them is served again."""
-        self._view = None
-        instance = self.prefill[index]
-        instance.alive = False
-        self.index.clear(index)
-        waiting = [*instance.running, *instance.queue]
-        sending = [
-            job
-            for job in self._jobs.values()
-            if job.prefill == index and job.finish is not None and not self.ledger.sent[job.number] <= now
-        ]
-        for job in waiting:
-            self.stage.lose(job, instance, now)
-        for job in [*waiting, *sending]:
-            job.lost = True
-            if job.decode is not None and self.decode[job.decode].alive:
-                self.decode[job.decode].withdraw(job, int(self._at_prefill and job.finish is not None))
-        for job in sorted([*waiting, *sending], key=lambda job: job.serial):
-            self._again(job, int(job.finish is not None and self._at_prefill), now)
-
-    def _kill_decode(self, index: int, now: float) -> None:
-        """The KV of all its requests is lost; they are prefilled again, with the tokens they have."""
-        self._view = None
-        instance = self.decode[index]
-        instance.advance(now)
-        victims = [job for job in self._jobs.values() if job.decode == index]
-        tokens = [instance.context_of(job, now) - job.input_tokens for job in victims]
-        for job, got in zip(victims, tokens):
-            if job.joined_step >= 0:
-                self._cut(job, instance, got, now)
-            elif got and not self._at_prefill:
-                # Its first token left when its KV was there, though no step has begun since.
-                self._token(job.number, instance.loaded(job, now))
-        instance.die(now)
-        for job in victims:
-            if job.finish is None:
-                self.stage.lose(job, self.prefill[job.prefill], now)
-            job.lost = True
-        for job, got in zip(victims, tokens):
-            self._again(job, got, now)
-
-    def _cut(self, job: Job, instance: DecodeInstance, got: int, now: float) -> None:
-        """Of the run that began when the job joined only `got` - 1 steps took place."""
-        ledger = self.ledger
-        steps = got - 1
-        ledger.generated[job.number] += steps
-        ledger.shorten(job.run, steps)
-        if steps:
-            ledger.last[job.number] = instance.last_step_end(now)
-
-    def _again(self, job: Job, got: int, now: float) -> None:
-        """Places a request again that has lost its KV after `got` tokens, or fails it."""
-        del_job = self._jobs.pop(job.serial, None)
-        number, request = job.number, job.request
-        self.ledger.sent[number] = nan
-        if self.ledger.placements[number] >= self.config.tries:
-            self._end(number, Status.FAILED, now, f"lost its instance {self.config.tries} times")
-            return
-        if got and del_job is not None:
-            whole = request.input_tokens // self.config.block_size
-            tokens = request.input_tokens + got
-            blocks = -(-tokens // self.config.block_size)
-            fresh = tuple(-1 - next(self.events.serial) for _ in range(blocks - whole))
-            request = replace(
-                request, input_tokens=tokens, output_tokens=request.output_tokens - got, keys=request.keys[:whole] + fresh
-            )
-        self._viewed_at = -inf
-        self._place(number, request, now)

@@ -94,14 +94,14 @@ class Twin(Simulation):
             self.conductor.estimator,
             self.events,
             self.config.prefill,
-            self._kv_bytes,
+            self.kv_bytes,
             self.config.block_size,
             self._prefilled,
             started=self._started,
         )
         self.stage.behave(prefill_pace, self._decoding)
 
-    def _new_decode(self, index: int) -> TwinDecode:
+    def new_decode(self, index: int) -> TwinDecode:
         instance = TwinDecode(
             f"decode-{index}",
             len(self.logs),
@@ -110,7 +110,7 @@ class Twin(Simulation):
             self._decoded,
             self._load_s,
             self.config.decode.capacity_tokens,
-            first_at_prefill=self._at_prefill,
+            first_at_prefill=self.at_prefill,
         )
         instance.behave(self._lookahead, self._decode_pace, self._prefilling)
         self.logs.append(instance.log)
