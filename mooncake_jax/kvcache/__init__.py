@@ -2,6 +2,7 @@
 
 from mooncake_jax.kvcache.belady import Belady
 from mooncake_jax.kvcache.cache import BlockCache
+from mooncake_jax.kvcache.chains import ChainCache, ChainIndex, Chains
 from mooncake_jax.kvcache.eviction import FIFO, LRU, EvictionPolicy
 from mooncake_jax.kvcache.frequency import LFU, LengthAware
 from mooncake_jax.kvcache.index import PrefixIndex
@@ -20,6 +21,9 @@ __all__ = [
     "BlockCache",
     "BlockPool",
     "BlockState",
+    "ChainCache",
+    "ChainIndex",
+    "Chains",
     "EvictionPolicy",
     "IllegalTransition",
     "LeafFirstLRU",

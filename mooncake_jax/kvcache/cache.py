@@ -5,7 +5,7 @@ promises it (DESIGN, Semantics of time), and one call commits a whole prompt.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -49,6 +49,10 @@ class BlockCache:
     def maker(self, key: int) -> Any:
         """What `use` was told when the block came; None if it is not in this tier."""
         return self._makers.get(key)
+
+    def makers(self, keys: Sequence[int], begin: int, end: int) -> Iterator[Any]:
+        """The makers of blocks begin .. end - 1 of a prompt; those that are not in this tier have none."""
+        return (self._makers[key] for key in keys[begin:end] if key in self._makers)
 
     def keys(self) -> list[int]:
         return list(self._makers)

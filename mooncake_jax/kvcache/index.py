@@ -83,26 +83,13 @@ class PrefixIndex:
             still = alive & get(key, 0)
             if still != alive:
                 if length:
-                    self._assign(lengths, alive ^ still, length)
+                    assign(lengths, alive ^ still, length)
                 alive = still
             if not alive:
                 return lengths
             length += 1
-        self._assign(lengths, alive, length)
+        assign(lengths, alive, length)
         return lengths
-
-    @staticmethod
-    def _assign(lengths: list[int], mask: int, length: int) -> None:
-        """lengths[i] = length for every bit i of mask. Visits words of 64 bits, as operations on a long mask are slow."""
-        start = 0
-        while mask:
-            word = mask & 0xFFFF_FFFF_FFFF_FFFF
-            while word:
-                lowest = word & -word
-                lengths[start + lowest.bit_length() - 1] = length
-                word ^= lowest
-            mask >>= 64
-            start += 64
 
     def _store(self, key: int, mask: int) -> None:
         if mask:
@@ -114,3 +101,16 @@ class PrefixIndex:
         if not 0 <= instance < self._instances:
             raise ValueError(f"instance {instance} is unknown; the index has 0..{self._instances - 1}; resize it first")
         return 1 << instance
+
+
+def assign(lengths: list[int], mask: int, length: int) -> None:
+    """lengths[i] = length for every bit i of mask. Visits words of 64 bits, as operations on a long mask are slow."""
+    start = 0
+    while mask:
+        word = mask & 0xFFFF_FFFF_FFFF_FFFF
+        while word:
+            lowest = word & -word
+            lengths[start + lowest.bit_length() - 1] = length
+            word ^= lowest
+        mask >>= 64
+        start += 64

@@ -12,7 +12,7 @@ from math import inf, isnan
 import numpy as np
 
 from mooncake_jax.errors import UserError
-from mooncake_jax.kvcache import BlockCache, EvictionPolicy, PrefixIndex
+from mooncake_jax.kvcache import LRU, BlockCache, ChainCache, ChainIndex, Chains, EvictionPolicy, PrefixIndex
 from mooncake_jax.sched import (
     ClusterView,
     Conductor,
@@ -49,6 +49,7 @@ class Simulation:
       eviction: makes the eviction policy of each host pool; None is LRU.
       queue_order: makes the order of each prefill queue; None is first come, first served.
       on_decision: hears every decision before it is committed.
+      chains: those of the requests' keys, if somebody has made them already; they only make it quicker.
       certain: False queues jobs even where placements settle everything (for tests: the results are equal).
 
     Raises UserError for failures and slow instances that are not of the cluster, and for requests out of order.
@@ -66,6 +67,7 @@ class Simulation:
         eviction: Callable[[], EvictionPolicy] | None = None,
         queue_order: Callable[[], QueueOrder] | None = None,
         on_decision: Callable[[Decision], None] | None = None,
+        chains: Chains | None = None,
         certain: bool = True,
     ):
         if any(after.arrival < before.arrival for before, after in itertools.pairwise(requests)):
@@ -74,7 +76,6 @@ class Simulation:
         self.rates = rates or Rates()
         self.ledger = Ledger(len(requests))
         self.events = Events()
-        self.index = PrefixIndex(config.prefill.count)
         self.kv_bytes = kv_bytes_per_token
         self._load_s = kv_bytes_per_token / self.rates.load
         self._eviction, self._on_decision = eviction, on_decision
@@ -102,6 +103,14 @@ class Simulation:
                 slowdown=lambda index: self._slow.get(f"prefill-{index}", 1.0),
                 network=self._network,
             )
+        by_chain = isinstance(self.stage, CertainStage) and self._may_use_chains()
+        if by_chain and chains is None:
+            chains = Chains.of([request.keys for request in requests])
+        self.index: PrefixIndex | ChainIndex
+        if by_chain and chains is not None:
+            self.index = ChainIndex(chains, config.prefill.count)
+        else:
+            self.index = PrefixIndex(config.prefill.count)
         self.prefill = [self.new_prefill(i) for i in range(config.prefill.count)]
         self.names: list[str] = []
         """Whose each of `logs` is."""
@@ -124,7 +133,14 @@ class Simulation:
                     f"{len(self.decode)} decode instances"
                 )
 
+    def _may_use_chains(self) -> bool:
+        """Whether blocks that always come together may be booked as one: LRU in one tier, and no orders about single blocks."""
+        lru = self._eviction is None or isinstance(self._eviction(), LRU)
+        return lru and not self.config.disk.blocks and self.conductor.replication.period is None
+
     def new_prefill(self, index: int) -> PrefillInstance:
+        if isinstance(self.index, ChainIndex):
+            return PrefillInstance(index, ChainCache(self.config.host_pool.blocks, self.index, index))
         below = None
         if self.config.disk.blocks:
             below = BlockCache(self.config.disk.blocks, self.index, index)

@@ -27,7 +27,7 @@ class Orders:
             if isinstance(order, Copy):
                 maker = Maker()
                 nbytes = len(order.keys) * self._sim.config.block_size * self._sim.kv_bytes
-                made = when_made(self._sim.prefill[order.source].cache, order.keys, now)
+                made = when_made(self._sim.prefill[order.source].cache.makers(order.keys, 0, len(order.keys)), now)
                 self._sim.stage.copy(maker, nbytes, order.source, order.target, made)
                 self._sim.prefill[order.target].cache.use(order.keys, maker)
             else:

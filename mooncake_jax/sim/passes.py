@@ -99,7 +99,9 @@ class QueuedStage:
         job.ready = None
         nbytes = (job.cached - job.own_tokens) * self._kv_bytes
         seconds = self._hardware.transfer_s(nbytes, source.index, instance.index)
-        job.expected = max(known, when_made(source.cache, keys, now) + seconds)
+        job.expected = max(
+            known, when_made(source.cache.makers(job.request.keys, job.own_blocks, job.fetch_blocks), now) + seconds
+        )
 
         def arrived(time: float) -> None:
             if not job.lost:

@@ -4,10 +4,10 @@ With one prompt at a time, first come, first served, and times that come out as 
 when it is placed (DESIGN, Semantics of time). `passes.QueuedStage` serves all other cases.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from mooncake_jax.kvcache import BlockCache
+from mooncake_jax.kvcache import BlockCache, ChainCache
 from mooncake_jax.sched import HardwareModel
 from mooncake_jax.sim.events import Events, Order
 from mooncake_jax.sim.job import Job, Maker
@@ -16,7 +16,7 @@ from mooncake_jax.sim.job import Job, Maker
 class PrefillInstance:
     """One instance: its cache, its committed work, and, where that is not certain from the start, queue and passes."""
 
-    def __init__(self, index: int, cache: BlockCache, stages: int = 1):
+    def __init__(self, index: int, cache: BlockCache | ChainCache, stages: int = 1):
         self.index = index
         self.cache = cache
         self.clear_at = 0.0
@@ -63,7 +63,7 @@ class CertainStage:
         ready = job.ready
         if source is not None:
             moved = (job.cached - job.own_tokens) * self._kv_bytes
-            made = when_made(source.cache, job.request.keys[job.own_blocks : job.fetch_blocks], now)
+            made = when_made(source.cache.makers(job.request.keys, job.own_blocks, job.fetch_blocks), now)
             ready = max(ready, made + self._hardware.transfer_s(moved, source.index, instance.index))
         clear_at = instance.clear_at
         begin = clear_at if clear_at > now else now
@@ -79,11 +79,10 @@ class CertainStage:
         maker.planned = now + self._hardware.transfer_s(nbytes, source, target)
 
 
-def when_made(cache: BlockCache, keys: Sequence[int], now: float) -> float:
-    """When the last of these blocks is thought to be there to be read; `now` if all are."""
+def when_made(makers: Iterable[Maker], now: float) -> float:
+    """When the last of these is thought to have made its blocks; `now` if all have."""
     made = now
-    for key in keys:
-        maker = cache.maker(key)
-        if maker is not None and maker.planned > made:
+    for maker in makers:
+        if maker.planned > made:
             made = maker.planned
     return made

@@ -1,0 +1,210 @@
+"""Books of blocks for a workload known in advance: blocks that always come together are one chain, looked up and moved at once.
+
+Where every prompt that has block b also has the block after it, the two are in one chain. A prompt of the published traces is
+two or three chains rather than some thirty blocks. The books say the same as `BlockCache` and `PrefixIndex` with LRU: chains
+are used first block to last, so their blocks lie side by side in the order of leaving, and only the oldest can be in part.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+from math import inf
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from mooncake_jax.kvcache.index import assign
+
+
+class Chains:
+    """The chains of a workload. `of(prompts)` makes them."""
+
+    def __init__(
+        self, blocks: list[tuple[int, ...]], of_prompt: dict[int, tuple[int, ...]], prompts: Sequence[tuple[int, ...]]
+    ):
+        self.blocks = blocks
+        """Block keys of each chain, by its number."""
+        self.length = [len(chain) for chain in blocks]
+        self._of_prompt = of_prompt
+        self._prompts = prompts  # kept alive: they are known by their identity
+
+    @classmethod
+    def of(cls, prompts: Sequence[tuple[int, ...]]) -> "Chains | None":
+        """The chains of these prompts' keys; None if equal keys do not stand for equal prefixes, as chains need."""
+        uses: Counter[int] = Counter()
+        for keys in prompts:
+            uses.update(keys)
+        number_of: dict[int, int] = {}
+        blocks: list[tuple[int, ...]] = []
+        of_prompt: dict[int, tuple[int, ...]] = {}
+        for keys in prompts:
+            mine = []
+            at = 0
+            # A block as often used as the one before it is used by the same prompts.
+            for _, together in groupby(map(uses.__getitem__, keys)):
+                end = at + len(list(together))
+                chain = keys[at:end]
+                number = number_of.setdefault(chain[0], len(blocks))
+                if number == len(blocks):
+                    blocks.append(chain)
+                elif blocks[number] != chain:
+                    return None
+                mine.append(number)
+                at = end
+            of_prompt[id(keys)] = tuple(mine)
+        if sum(map(len, blocks)) != len(uses):
+            return None
+        return cls(blocks, of_prompt, prompts)
+
+    def __getitem__(self, keys: Sequence[int]) -> tuple[int, ...] | None:
+        """The chains of a prompt, if `keys` is the very object of the workload."""
+        return self._of_prompt.get(id(keys))
+
+    @cached_property
+    def place(self) -> dict[int, tuple[int, int]]:
+        """Chain and position in it, by block key."""
+        return {key: (number, at) for number, chain in enumerate(self.blocks) for at, key in enumerate(chain)}
+
+
+class ChainIndex:
+    """Which instances hold which chains; a `sched.PrefixLookup`, with what else `PrefixIndex` tells."""
+
+    def __init__(self, chains: Chains, instances: int):
+        self.chains = chains
+        self.instances = instances
+        self.masks = [0] * len(chains.blocks)
+        """Bit mask of the instances that hold a chain whole, by its number."""
+        self.partly: dict[int, tuple[int, int]] = {}
+        """By instance: the chain that it holds in part, and how many leading blocks of it have left."""
+
+    def match(self, keys: Sequence[int]) -> Int64[np.ndarray, "instances"]:
+        """How many leading blocks of `keys` each instance holds."""
+        return np.array(self.match_list(keys), np.int64)
+
+    def match_list(self, keys: Sequence[int]) -> list[int]:
+        chains = self.chains[keys]
+        if not chains:
+            return self._match_blocks(keys)
+        lengths = [0] * self.instances
+        masks, length_of = self.masks, self.chains.length
+        alive, length = -1, 0
+        for chain in chains:
+            still = alive & masks[chain]
+            if still != alive:
+                if length:
+                    assign(lengths, alive ^ still, length)
+                alive = still
+            if not alive:
+                return lengths
+            length += length_of[chain]
+        assign(lengths, alive, length)
+        return lengths
+
+    def _match_blocks(self, keys: Sequence[int]) -> list[int]:
+        """The same for keys that are no prompt of the workload, block by block."""
+        lengths = [0] * self.instances
+        alive, length = (1 << self.instances) - 1, 0
+        for key in keys:
+            still = alive & self.holders(key)
+            assign(lengths, alive ^ still, length)
+            alive = still
+            length += 1
+        assign(lengths, alive, length)
+        return lengths
+
+    def holders(self, key: int) -> int:
+        """Bit mask of the instances that hold block `key`."""
+        if key not in self.chains.place:
+            return 0
+        chain, position = self.chains.place[key]
+        mask = self.masks[chain]
+        for instance, (partial, gone) in self.partly.items():
+            if partial == chain and position >= gone:
+                mask |= 1 << instance
+        return mask
+
+    def keys(self, instance: int) -> list[int]:
+        """All block keys held by `instance`, in no particular order. Visits every chain."""
+        whole = [key for chain, mask in zip(self.chains.blocks, self.masks) if mask >> instance & 1 for key in chain]
+        chain, gone = self.partly.get(instance, (None, 0))
+        return whole if chain is None else whole + list(self.chains.blocks[chain][gone:])
+
+
+class ChainCache:
+    """What one instance holds: at most `capacity` blocks (None: any number), the least recently used leave first."""
+
+    below = None
+
+    def __init__(self, capacity: int | None, index: ChainIndex, instance: int):
+        self.capacity = capacity
+        self.index = index
+        self.instance = instance
+        self._chains = index.chains
+        self._makers: OrderedDict[int, Any] = OrderedDict()
+        """Held chains, the least recently used first, each with its maker."""
+        self._gone = 0
+        """Blocks of the first of them that have left."""
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, key: int) -> bool:
+        return bool(self.index.holders(key) >> self.instance & 1)
+
+    def maker(self, key: int) -> Any:
+        """Who made a block, or the newest maker of any block of its chain; None if it is not here."""
+        return self._makers[self._chains.place[key][0]] if key in self else None
+
+    def makers(self, keys: Sequence[int], begin: int, end: int) -> Iterator[Any]:
+        """The makers of blocks begin .. end - 1 of a prompt, which are all here."""
+        at = 0
+        for chain in self._chains[keys]:
+            if begin <= at < end:
+                yield self._makers[chain]
+            at += self._chains.length[chain]
+
+    def keys(self) -> list[int]:
+        held = [key for chain in self._makers for key in self._chains.blocks[chain]]
+        return held[self._gone :]
+
+    def use(self, keys: Sequence[int], maker: Any, held: int = 0) -> None:
+        """All `keys` of a prompt, first to last: a held block is touched, another comes and is `maker`'s.
+
+        Room is made chain by chain, so that blocks further on in the prompt, if they are the oldest, leave before they are used.
+        """
+        makers, masks, bit, length = self._makers, self.index.masks, 1 << self.instance, self._chains.length
+        limit = inf if self.capacity is None else self.capacity
+        for chain in self._chains[keys]:
+            if chain in makers and masks[chain] & bit:
+                makers.move_to_end(chain)
+                continue
+            if chain in makers:
+                # The oldest chain, in part: block by block, each that comes would push out the next one that is still here.
+                self._size += self._gone
+                self._gone = 0
+                del self.index.partly[self.instance]
+            else:
+                self._size += length[chain]
+            makers[chain] = maker
+            makers.move_to_end(chain)
+            masks[chain] |= bit
+            while self._size > limit:
+                self._shrink(bit)
+
+    def _shrink(self, bit: int) -> None:
+        """As many blocks of the oldest chain leave as are too many, or as it has."""
+        chain = next(iter(self._makers))
+        self.index.masks[chain] &= ~bit
+        there, surplus = self._chains.length[chain] - self._gone, self._size - self.capacity
+        if there <= surplus:
+            del self._makers[chain]
+            self.index.partly.pop(self.instance, None)
+            self._size -= there
+            self._gone = 0
+        else:
+            self._gone += surplus
+            self._size -= surplus
+            self.index.partly[self.instance] = (chain, self._gone)
