@@ -27,7 +27,8 @@ class Chains:
         self.blocks = blocks
         """Block keys of each chain, by its number."""
         self.length = [len(chain) for chain in blocks]
-        self._of_prompt = of_prompt
+        self.of_prompt = of_prompt
+        """The chains of each prompt, by the identity of its keys: the very tuple of the workload."""
         self._prompts = prompts  # kept alive: they are known by their identity
 
     @classmethod
@@ -58,10 +59,6 @@ class Chains:
             return None
         return cls(blocks, of_prompt, prompts)
 
-    def __getitem__(self, keys: Sequence[int]) -> tuple[int, ...] | None:
-        """The chains of a prompt, if `keys` is the very object of the workload."""
-        return self._of_prompt.get(id(keys))
-
     @cached_property
     def place(self) -> dict[int, tuple[int, int]]:
         """Chain and position in it, by block key."""
@@ -84,7 +81,7 @@ class ChainIndex:
         return np.array(self.match_list(keys), np.int64)
 
     def match_list(self, keys: Sequence[int]) -> list[int]:
-        chains = self.chains[keys]
+        chains = self.chains.of_prompt.get(id(keys))
         if not chains:
             return self._match_blocks(keys)
         lengths = [0] * self.instances
@@ -161,7 +158,7 @@ class ChainCache:
     def makers(self, keys: Sequence[int], begin: int, end: int) -> Iterator[Any]:
         """The makers of blocks begin .. end - 1 of a prompt, which are all here."""
         at = 0
-        for chain in self._chains[keys]:
+        for chain in self._chains.of_prompt[id(keys)]:
             if begin <= at < end:
                 yield self._makers[chain]
             at += self._chains.length[chain]
@@ -173,38 +170,36 @@ class ChainCache:
     def use(self, keys: Sequence[int], maker: Any, held: int = 0) -> None:
         """All `keys` of a prompt, first to last: a held block is touched, another comes and is `maker`'s.
 
-        Room is made chain by chain, so that blocks further on in the prompt, if they are the oldest, leave before they are used.
+        Room is made chain by chain, so that blocks further on in the prompt leave before they are used, if they are the oldest.
         """
         makers, masks, bit, length = self._makers, self.index.masks, 1 << self.instance, self._chains.length
-        limit = inf if self.capacity is None else self.capacity
-        for chain in self._chains[keys]:
-            if chain in makers and masks[chain] & bit:
-                makers.move_to_end(chain)
-                continue
+        capacity = inf if self.capacity is None else self.capacity
+        size = self._size
+        for chain in self._chains.of_prompt[id(keys)]:
             if chain in makers:
+                makers.move_to_end(chain)
+                if masks[chain] & bit:
+                    continue
                 # The oldest chain, in part: block by block, each that comes would push out the next one that is still here.
-                self._size += self._gone
+                size += self._gone
                 self._gone = 0
                 del self.index.partly[self.instance]
             else:
-                self._size += length[chain]
+                size += length[chain]
             makers[chain] = maker
-            makers.move_to_end(chain)
             masks[chain] |= bit
-            while self._size > limit:
-                self._shrink(bit)
-
-    def _shrink(self, bit: int) -> None:
-        """As many blocks of the oldest chain leave as are too many, or as it has."""
-        chain = next(iter(self._makers))
-        self.index.masks[chain] &= ~bit
-        there, surplus = self._chains.length[chain] - self._gone, self._size - self.capacity
-        if there <= surplus:
-            del self._makers[chain]
-            self.index.partly.pop(self.instance, None)
-            self._size -= there
-            self._gone = 0
-        else:
-            self._gone += surplus
-            self._size -= surplus
-            self.index.partly[self.instance] = (chain, self._gone)
+            while size > capacity:
+                oldest = next(iter(makers))
+                masks[oldest] &= ~bit
+                there = length[oldest] - self._gone
+                if there <= size - capacity:
+                    del makers[oldest]
+                    size -= there
+                    if self._gone:
+                        del self.index.partly[self.instance]
+                        self._gone = 0
+                else:
+                    self._gone += size - capacity
+                    size = capacity
+                    self.index.partly[self.instance] = (oldest, self._gone)
+        self._size = size

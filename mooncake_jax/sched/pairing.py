@@ -92,12 +92,15 @@ class KVCacheCentric:
         if not balancing_threshold >= 1:
             raise UserError(f"conductor.pairing.balancing_threshold is {balancing_threshold}; it must be 1 or more")
         self.balancing_threshold = balancing_threshold
+        self._enough_of: dict[int, int] = {0: 0}
 
     def pair(self, request: Request, view: ClusterView, estimator: Estimator) -> Pairing:
         owns = view.prefix_list(request.keys)
         best = max(owns)
         source = view.prefill[owns.index(best)]
-        enough = self._enough(best)
+        enough = self._enough_of.get(best)
+        if enough is None:
+            enough = self._enough_of[best] = self._enough(best)
         n, limit, block_size = request.input_tokens, request.input_tokens - 1, view.block_size
         usable_best = min(best * block_size, limit)
         prefill_s, transfer_s = estimator.prefill_s, estimator.transfer_s
@@ -130,8 +133,6 @@ class KVCacheCentric:
 
     def _enough(self, best: int) -> int:
         """The fewest blocks with which an instance does not fetch: one comparison then serves all instances."""
-        if best == 0:
-            return 0
         enough = max(1, int(best / self.balancing_threshold))
         while best / enough > self.balancing_threshold:
             enough += 1

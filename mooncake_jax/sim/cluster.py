@@ -20,6 +20,7 @@ from mooncake_jax.sched import (
     FirstCome,
     HardwareModel,
     InFlight,
+    NoReplication,
     QueueOrder,
 )
 from mooncake_jax.sim.config import Rates, SimClusterConfig
@@ -79,6 +80,8 @@ class Simulation:
         self.kv_bytes = kv_bytes_per_token
         self._load_s = kv_bytes_per_token / self.rates.load
         self._eviction, self._on_decision = eviction, on_decision
+        self._tells = not isinstance(conductor.replication, NoReplication)
+        """Whether anybody wants to hear of placements."""
         self._slow = {slow.instance: slow.factor for slow in config.slow}
         self.at_prefill = config.first_token == "prefill"
         self._network = Network(self.rates.node, self.events.later) if config.contention else None
@@ -274,7 +277,8 @@ class Simulation:
         job.own_blocks = placement.reuse
         job.cached = job.own_tokens = min(placement.reuse * block_size, limit)
         source = None
-        ledger.fetch_source[number], ledger.fetch_blocks[number] = NONE, 0
+        if ledger.placements[number]:
+            ledger.fetch_source[number], ledger.fetch_blocks[number] = NONE, 0
         if placement.fetch is not None:
             source = self.prefill[placement.fetch.source]
             job.fetch_blocks = placement.fetch.blocks
@@ -284,7 +288,7 @@ class Simulation:
             self._read_disk(job, instance, now)
         ledger.prefill[number], ledger.reuse_blocks[number] = to, placement.reuse
         ledger.placements[number] += 1
-        if self.conductor.replication.period is not None:
+        if self._tells:
             job.ready = max(job.ready, self._copied(instance, request.keys[: placement.reuse], now))
         if job.output_tokens > 1:
             ledger.decode[number] = job.decode = placement.decode
@@ -295,8 +299,10 @@ class Simulation:
             view.decode_batch[at] += 1
         self.stage.commit(job, instance, source, now)
         instance.cache.use(request.keys, job, placement.reuse)
-        view.queue_s[view.prefill.index(to)] = max(instance.clear_at - now, 0.0)
-        self.conductor.placed(request, placement, now)
+        queue = instance.clear_at - now
+        view.queue_s[view.prefill.index(to)] = queue if queue > 0.0 else 0.0
+        if self._tells:
+            self.conductor.placed(request, placement, now)
 
     def _read_disk(self, job: Job, instance: PrefillInstance, now: float) -> None:
         """Blocks on the instance's disk are read while the job waits."""
