@@ -1,7 +1,9 @@
 """From settings to a simulated run and its output folder. Needs no jax."""
 
+import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,9 +122,21 @@ def run(
     if prepare is not None:
         prepare(simulation)
     start = time.perf_counter()
-    ledger = simulation.run(progress)
+    with settled_memory():
+        ledger = simulation.run(progress)
     result = outcome(requests, ledger, simulation.logs)
     return SimRun(settings, result, time.perf_counter() - start, hardware, simulation, left_out)
+
+
+@contextmanager
+def settled_memory() -> Iterator[None]:
+    """The garbage collector need not look again and again at what is there already: a workload is many objects that stay."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def write(
