@@ -7,7 +7,6 @@ importable file.
 from mooncake_jax.experiments.bandwidth import Bandwidth
 from mooncake_jax.experiments.breakdown import Breakdown
 from mooncake_jax.experiments.capacity import Capacity
-from mooncake_jax.experiments.current_load import CurrentLoad
 from mooncake_jax.experiments.distributions import Distributions
 from mooncake_jax.experiments.documents import Documents
 from mooncake_jax.experiments.effective_capacity import EffectiveCapacity
@@ -25,7 +24,6 @@ __all__ = [
     "Bandwidth",
     "Breakdown",
     "Capacity",
-    "CurrentLoad",
     "Distributions",
     "Documents",
     "EffectiveCapacity",

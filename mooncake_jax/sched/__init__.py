@@ -10,6 +10,7 @@ from mooncake_jax.sched.admission import (
     StageByStage,
 )
 from mooncake_jax.sched.conductor import Conductor, Learning
+from mooncake_jax.sched.current_load import CurrentLoad
 from mooncake_jax.sched.decision import Decision, RecordedMatch, redecide
 from mooncake_jax.sched.decode import DecodeChoice, DecodePolicy, LeastTokens
 from mooncake_jax.sched.estimator import ClosedForm, DecodeLine, Estimator, HardwareModel
@@ -37,6 +38,7 @@ __all__ = [
     "ClusterView",
     "Conductor",
     "Copy",
+    "CurrentLoad",
     "Damping",
     "Decision",
     "DecodeAdmission",

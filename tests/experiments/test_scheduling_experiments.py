@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_jax.experiments import CurrentLoad, LongestPrefix, WithoutTransfers
+from mooncake_jax.experiments import LongestPrefix, WithoutTransfers
 from mooncake_jax.experiments.load_fluctuation import Loads
 from mooncake_jax.kvcache import PrefixIndex
-from mooncake_jax.sched import ClosedForm, ClusterView, InFlight, KVCacheCentric
+from mooncake_jax.sched import ClosedForm, ClusterView, CurrentLoad, InFlight, KVCacheCentric
 from mooncake_jax.types import SLO, Placement, Request
 from tests.experiments.labs import ours, report_of, starts_of_traces
 

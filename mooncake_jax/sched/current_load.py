@@ -2,8 +2,8 @@
 
 from math import inf
 
-from mooncake_jax.sched import EarlyRejection, Estimator
-from mooncake_jax.sched.admission import Prediction
+from mooncake_jax.sched.admission import EarlyRejection, Prediction
+from mooncake_jax.sched.estimator import Estimator
 from mooncake_jax.sched.prediction import predict_decode_tbt
 from mooncake_jax.sched.view import ClusterView
 from mooncake_jax.types import SLO, Placement, Request
