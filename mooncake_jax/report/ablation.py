@@ -73,7 +73,7 @@ def read_sweep(folder: Path, metrics: Sequence[str]) -> Sweep:
 def _point(run: Path) -> Point:
     try:
         lines = OmegaConf.to_container(OmegaConf.load(run / ".hydra" / "overrides.yaml"))
-        overrides = dict(line.lstrip("+").partition("=")[::2] for line in lines)
+        overrides = dict(_shortened(*line.lstrip("+").partition("=")[::2]) for line in lines)
         path = run / "summary.json"
         metrics = flatten(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
     except (ValueError, AttributeError, TypeError, OSError) as error:
@@ -148,6 +148,13 @@ def _logged(path: Path) -> list[tuple[int, dict[str, float]]]:
         return []
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [(row.pop("step"), {name: value for name, value in row.items() if value is not None}) for row in rows]
+
+
+def _shortened(key: str, value: str) -> tuple[str, str]:
+    """A class named by its import path is known by its name: `conductor.pairing=TwoChoices`."""
+    if key.endswith("._target_"):
+        return key.removesuffix("._target_"), value.rpartition(".")[2]
+    return key, value
 
 
 def short_names(axes: Sequence[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The paper's figures with our results in them: the same colour for the same thing, ours solid, the paper's dashed."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def plot_bars(
                 if labelled:
                     texts = [f"{height:.2g}" if height < 1 else short(float(f"{height:.3g}")) for height in heights[there]]
                     axes.bar_label(bars, texts, padding=2, color=INK, fontsize=8)
-        axes.set_xticks(range(len(categories)), categories)
+        axes.set_xticks(range(len(categories)), [textwrap.fill(category, 13) for category in categories])
         axes.tick_params(axis="x", length=0)
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.12)
