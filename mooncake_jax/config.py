@@ -369,7 +369,7 @@ def factory(component: Component, where: str, protocol: type | None = None) -> C
 def one_sentence(error: BaseException) -> str:
     """What a many-lined error of Hydra or OmegaConf says, on one line and without what only their authors need."""
     if isinstance(error, MissingConfigException) and error.options is not None:
-        return f"there is no {error.missing_cfg_file}; choose from {', '.join(error.options)}"
+        return f"there is no {error.missing_cfg_file}; choose from {', '.join(error.options or _experiments())}"
     if isinstance(error, OverrideParseException):
         return f"{error.override} cannot be read ({_essence(error)}); put quotes within quotes around texts: key=\"'text'\""
     text = _essence(error)
@@ -377,7 +377,15 @@ def one_sentence(error: BaseException) -> str:
         text = f"{text.rstrip('.')}: {_essence(error.__cause__)}"
     if "Cannot assign str to Dict" in text:
         text += "; a class is chosen from its group with a slash, such as conductor/pairing=random"
+    if "not in 'SimClusterConfig'" in text:
+        text += "; demo, small and pipeline are live clusters: simulate paper_8p8d or vllm_16"
     return text
+
+
+def _experiments() -> list[str]:
+    """Groups within a group have no options of their own, and only experiments have such."""
+    folder = Path(__file__).resolve().parents[1] / "conf" / "experiment"
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.yaml"))
 
 
 def _essence(error: BaseException) -> str:

@@ -116,8 +116,9 @@ def _repeated(script: str) -> DictConfig | None:
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in asked]
     schema = ConfigStore.instance().load(f"{script}_schema.yaml").node
     settings = OmegaConf.load(path)
-    if settings.get("experiment") is not None:
-        raise UserError(f"{path} is of an experiment, which is repeated by its own command, +experiment=NAME")
+    if settings.get("experiment") is not None:  # varies its settings by composing them: by the same overrides
+        sys.argv[1:] += list(OmegaConf.load(path.parent / ".hydra" / "overrides.yaml"))
+        return None
     return OmegaConf.merge(schema, settings)
 
 

@@ -15,9 +15,12 @@ from mooncake_jax.config import SimulateSettings, factory, make
 from mooncake_jax.errors import UserError
 from mooncake_jax.kvcache import EvictionPolicy
 from mooncake_jax.launch import make_conductor
-from mooncake_jax.sched import Conductor, Decision, HardwareModel, QueueOrder, Regression
+from mooncake_jax.sched import ClosedForm, Conductor, Decision, HardwareModel, QueueOrder, Regression
 from mooncake_jax.sim import CoupledSimulation, Loading, Outcome, Pipelined, Rates, Simulation, intervals, outcome
 from mooncake_jax.types import Request
+
+_FITTED = (70.55e9, 312e12)
+"""Parameters of the model and FLOP/s of the chip that the coefficients of cost=a800x8_llama3_70b belong to."""
 
 Progress = Callable[[int, int], None]
 """Takes requests arrived, and all requests."""
@@ -87,7 +90,8 @@ def hardware_of(settings: SimulateSettings) -> HardwareModel:
 def conductor_of(settings: SimulateSettings, hardware: HardwareModel) -> Conductor:
     """The Conductor, which knows how long things take on `hardware` unless an estimator is set."""
     prefill = settings.cluster.prefill
-    believed: Any = hardware if prefill.stages == 1 else Pipelined(hardware, prefill.stages, prefill.chunk_tokens)
+    whole = prefill.chunk_tokens is None
+    believed: Any = hardware if whole else Pipelined(hardware, prefill.stages, prefill.chunk_tokens)
     return make_conductor(settings.conductor, settings.slo, believed)
 
 
@@ -150,7 +154,7 @@ def write(
             tracker.log(gauges, step)
     if done.settings.window is not None:
         start, end = done.settings.window
-        records = intervals.records(columns, start, end)
+        records = intervals.records(columns, start, end, done.settings.cluster.coupled is not None)
         report.write_timeline(folder / "timeline.json", records)
     return report.write_run(
         folder,
@@ -168,6 +172,14 @@ def remarks(done: SimRun) -> list[str]:
     """Lines that belong under the table: speed, digest, what was left out, how good a fitted model is."""
     count = len(done.outcome.columns)
     lines = [f"{count} requests simulated in {done.seconds:.2f} s"]
+    cluster, shape = done.settings.cluster, done.settings.model.shape
+    if isinstance(done.hardware, ClosedForm) and (shape.params_total, done.settings.hardware.chip.flops) != _FITTED:
+        lines.append(
+            "cost=a800x8_llama3_70b was fitted to LLaMA3-70B on A800: of model and hardware only KV sizes and bandwidths were "
+            "taken; cost=roofline follows them wholly"
+        )
+    if cluster.coupled is not None:
+        lines.append("coupled instances ask no Conductor: the settings of conductor, eviction, prefill, decode play no part")
     if done.left_out:
         lines.append(f"{done.left_out} requests of {done.settings.workload.path} could not be used and were left out")
     if isinstance(done.hardware, Regression):

@@ -9,6 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from mooncake_jax import experiments, launch, redecide, report, simulate
 from mooncake_jax.config import SimulateSettings, make
+from mooncake_jax.errors import UserError
 from mooncake_jax.sched import Decision
 
 SHOWN = 5
@@ -38,18 +39,26 @@ def main(settings: SimulateSettings, run: launch.Run) -> None:
 
 def experiment(settings: SimulateSettings, run: launch.Run) -> None:
     """Makes a published table or figure, and prints the paper's numbers beside ours."""
+    if settings.log_decisions or settings.redecide is not None:
+        raise UserError("log_decisions and redecide are for single runs; leave them out with +experiment=")
     chosen = make(settings.experiment, "experiment", experiments.Experiment)
+    tracker = make(settings.tracker, "tracker", report.TrackerConfig).build(run.folder, run.settings)
     with launch.progress() as show:
         lab = experiments.Lab(run.folder, show)
         found = chosen.run(lab)
     experiments.write(found, run.folder)
+    for comparison in found.comparisons:
+        tracker.summary({f"{comparison.name}/{row.label}": row.ours for row in comparison.rows if row.ours is not None})
+    for plot in found.plots:
+        tracker.artifact(plot)
+    tracker.finish()
     for comparison in found.comparisons:
         print(report.format_comparison(comparison))
     for line in found.remarks:
         print(line)
     for plot in found.plots:
         print(plot)
-    print(f"digest {lab.digest}")
+    print(f"digest {lab.digest(found)}")
     print(run.folder)
 
 

@@ -54,10 +54,11 @@ class Lab:
             self._done[key] = simulate.run(self.settings(overrides), lambda done, total: self._show(name, done, total))
         return self._done[key]
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 over the digests of all simulations so far, in order: equal experiments have equal digests."""
-        return hashlib.sha256(" ".join(run.outcome.digest for run in self._done.values()).encode()).hexdigest()
+    def digest(self, found: Report) -> str:
+        """SHA-256 over all simulations, in order, and all that was found: equal experiments have equal digests."""
+        runs = [run.outcome.digest for run in self._done.values()]
+        tables = [comparison_dict(comparison) for comparison in found.comparisons]
+        return hashlib.sha256(json.dumps([runs, tables, found.remarks]).encode()).hexdigest()
 
 
 def write(found: Report, folder: Path) -> None:

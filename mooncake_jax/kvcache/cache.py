@@ -47,12 +47,14 @@ class BlockCache:
         return key in self._makers
 
     def maker(self, key: int) -> Any:
-        """What `use` was told when the block came; None if it is not in this tier."""
-        return self._makers.get(key)
+        """What `use` was told when the block came; None if it is neither here nor below."""
+        if key in self._makers or self.below is None:
+            return self._makers.get(key)
+        return self.below.maker(key)
 
     def makers(self, keys: Sequence[int], begin: int, end: int) -> Iterator[Any]:
-        """The makers of blocks begin .. end - 1 of a prompt; those that are not in this tier have none."""
-        return (self._makers[key] for key in keys[begin:end] if key in self._makers)
+        """The makers of blocks begin .. end - 1 of a prompt; those that are neither here nor below have none."""
+        return (maker for key in keys[begin:end] if (maker := self.maker(key)) is not None)
 
     def keys(self) -> list[int]:
         return list(self._makers)

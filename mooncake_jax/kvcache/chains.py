@@ -5,10 +5,11 @@ two or three chains rather than some thirty blocks. The books say the same as `B
 are used first block to last, so their blocks lie side by side in the order of leaving, and only the oldest can be in part.
 """
 
-from collections import Counter, OrderedDict
+import itertools
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from math import inf
 from typing import Any
 
@@ -19,50 +20,71 @@ from mooncake_jax.kvcache.index import assign
 
 
 class Chains:
-    """The chains of a workload. `of(prompts)` makes them."""
+    """The chains of a workload, made by `of`."""
 
-    def __init__(
-        self, blocks: list[tuple[int, ...]], of_prompt: dict[int, tuple[int, ...]], prompts: Sequence[tuple[int, ...]]
-    ):
-        self.blocks = blocks
-        """Block keys of each chain, by its number."""
-        self.length = [len(chain) for chain in blocks]
-        self.of_prompt = of_prompt
+    def __init__(self, prompts: Sequence[tuple[int, ...]], of_prompt: list[tuple[int, ...]], found: "_Found"):
+        self.length: list[int] = found.length.tolist()
+        """Blocks of each chain, by its number."""
+        self.of_prompt = {id(keys): chains for keys, chains in zip(prompts, of_prompt)}
         """The chains of each prompt, by the identity of its keys: the very tuple of the workload."""
         self._prompts = prompts  # kept alive: they are known by their identity
+        self._prompt, self._start = found.prompt, found.start
 
     @classmethod
     def of(cls, prompts: Sequence[tuple[int, ...]]) -> "Chains | None":
         """The chains of these prompts' keys; None if equal keys do not stand for equal prefixes, as chains need."""
-        uses: Counter[int] = Counter()
-        for keys in prompts:
-            uses.update(keys)
-        number_of: dict[int, int] = {}
-        blocks: list[tuple[int, ...]] = []
-        of_prompt: dict[int, tuple[int, ...]] = {}
-        for keys in prompts:
-            mine = []
-            at = 0
-            # A block as often used as the one before it is used by the same prompts.
-            for _, together in groupby(map(uses.__getitem__, keys)):
-                end = at + len(list(together))
-                chain = keys[at:end]
-                number = number_of.setdefault(chain[0], len(blocks))
-                if number == len(blocks):
-                    blocks.append(chain)
-                elif blocks[number] != chain:
-                    return None
-                mine.append(number)
-                at = end
-            of_prompt[id(keys)] = tuple(mine)
-        if sum(map(len, blocks)) != len(uses):
+        lengths = np.fromiter(map(len, prompts), np.int64, len(prompts))
+        try:
+            keys = np.fromiter(itertools.chain.from_iterable(prompts), np.uint64, int(lengths.sum()))
+        except OverflowError:
             return None
-        return cls(blocks, of_prompt, prompts)
+        if not lengths.all():
+            return None
+        prompt_starts = np.cumsum(lengths) - lengths
+        _, key, uses = np.unique(keys, return_inverse=True, return_counts=True)
+        del keys
+        # A block as often used as the one before it is used by the same prompts.
+        used = uses[key]
+        opens = np.concatenate([[True], used[1:] != used[:-1]])
+        opens[prompt_starts] = True
+        begin = np.flatnonzero(opens)
+        size = np.diff(np.append(begin, len(key)))
+        _, example, number = np.unique(key[begin], return_index=True, return_inverse=True)
+        owner = np.cumsum(opens) - 1
+        whole = np.array_equal(size, size[example][number])
+        if not (whole and _depends(key, number[owner]) and _depends(key, np.arange(len(key)) - begin[owner])):
+            return None
+        prompt = np.searchsorted(prompt_starts, begin[example], side="right") - 1
+        found = _Found(size[example], prompt, begin[example] - prompt_starts[prompt])
+        numbers = number.tolist()
+        bounds = np.searchsorted(begin, np.append(prompt_starts, len(key))).tolist()
+        return cls(prompts, [tuple(numbers[low:high]) for low, high in itertools.pairwise(bounds)], found)
+
+    def blocks(self, number: int) -> tuple[int, ...]:
+        """The keys of a chain."""
+        start = int(self._start[number])
+        return self._prompts[int(self._prompt[number])][start : start + self.length[number]]
 
     @cached_property
     def place(self) -> dict[int, tuple[int, int]]:
         """Chain and position in it, by block key."""
-        return {key: (number, at) for number, chain in enumerate(self.blocks) for at, key in enumerate(chain)}
+        return {key: (number, at) for number in range(len(self.length)) for at, key in enumerate(self.blocks(number))}
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """By chain: its blocks, a prompt that has it, and where it begins there."""
+
+    length: Int64[np.ndarray, "chains"]
+    prompt: Int64[np.ndarray, "chains"]
+    start: Int64[np.ndarray, "chains"]
+
+
+def _depends(key: Int64[np.ndarray, "blocks"], value: Int64[np.ndarray, "blocks"]) -> bool:
+    """Whether equal keys have equal values."""
+    last = np.zeros(int(key.max()) + 1, np.int64)
+    last[key] = value
+    return np.array_equal(last[key], value)
 
 
 class ChainIndex:
@@ -71,7 +93,7 @@ class ChainIndex:
     def __init__(self, chains: Chains, instances: int):
         self.chains = chains
         self.instances = instances
-        self.masks = [0] * len(chains.blocks)
+        self.masks = [0] * len(chains.length)
         """Bit mask of the instances that hold a chain whole, by its number."""
         self.partly: dict[int, tuple[int, int]] = {}
         """By instance: the chain that it holds in part, and how many leading blocks of it have left."""
@@ -124,9 +146,10 @@ class ChainIndex:
 
     def keys(self, instance: int) -> list[int]:
         """All block keys held by `instance`, in no particular order. Visits every chain."""
-        whole = [key for chain, mask in zip(self.chains.blocks, self.masks) if mask >> instance & 1 for key in chain]
-        chain, gone = self.partly.get(instance, (None, 0))
-        return whole if chain is None else whole + list(self.chains.blocks[chain][gone:])
+        blocks = self.chains.blocks
+        whole = [key for chain, mask in enumerate(self.masks) if mask >> instance & 1 for key in blocks(chain)]
+        partial, gone = self.partly.get(instance, (None, 0))
+        return whole if partial is None else whole + list(blocks(partial)[gone:])
 
 
 class ChainCache:
@@ -164,7 +187,7 @@ class ChainCache:
             at += self._chains.length[chain]
 
     def keys(self) -> list[int]:
-        held = [key for chain in self._makers for key in self._chains.blocks[chain]]
+        held = [key for chain in self._makers for key in self._chains.blocks(chain)]
         return held[self._gone :]
 
     def use(self, keys: Sequence[int], maker: Any, held: int = 0) -> None:

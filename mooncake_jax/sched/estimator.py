@@ -85,9 +85,9 @@ class ClosedForm:
         for field in fields(self):
             value = getattr(self, field.name)
             if not 0 <= value < math.inf:
-                raise UserError(f"conductor.estimator.{field.name} is {value}; it must be finite and 0 or more")
+                raise UserError(f"{field.name} of the closed-form cost model is {value}; it must be finite and 0 or more")
         if self.bandwidth == 0:
-            raise UserError("conductor.estimator.bandwidth is 0; it must be more than 0 bytes/s")
+            raise UserError("bandwidth of the closed-form cost model is 0; it must be more than 0 bytes/s")
 
     def prefill_s(self, tokens: Numbers, cached: Numbers) -> Seconds:
         linear = self.prefill_per_token * (tokens - cached)

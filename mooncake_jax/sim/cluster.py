@@ -194,8 +194,8 @@ class Simulation:
                 what(now)
                 self.events.later(now + period, again)
 
-        if period is not None:
-            self.events.later(period, again)
+        if period is not None and self.requests:
+            self.events.later(self.requests[0].arrival + period, again)
 
     # --- what the Conductor sees ------------------------------------------------------------------------------------
 
@@ -328,7 +328,14 @@ class Simulation:
                 self._sent(job, time)
 
         nbytes = job.input_tokens * self.kv_bytes
-        self._network.send(now, ("prefill", job.prefill), ("decode", job.decode), nbytes, pushed)
+        ends = ("prefill", job.prefill), ("decode", job.decode)
+        job.transfers.append(self._network.send(now, *ends, nbytes, pushed))
+
+    def cancel_transfers(self, job: Job, now: float) -> None:
+        """A job that is lost moves no more; others have the network."""
+        for transfer in job.transfers:
+            self._network.cancel(now, transfer)
+        job.transfers = []
 
     def _prefilled(self, now: float, job: Job) -> None:
         """A prefill has ended."""
@@ -412,6 +419,7 @@ class Simulation:
         if rejection is None:
             return False
         self.decode[job.decode].forget(job, 0)
+        self.cancel_transfers(job, now)
         del self.jobs[job.serial]
         self.end(job.number, Status.REJECTED, now, rejection.reason)
         return True

@@ -1,6 +1,7 @@
 """What a simulated cluster is. Frozen records, filled by Hydra; every effect beyond the plain semantics is off unless named."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 from mooncake_jax.errors import UserError
 
@@ -15,7 +16,8 @@ class SimPrefillConfig:
     chunk_tokens: int | None = None
     """Most tokens of one pass; a longer prompt takes several, which follow each other through the stages. None: no limit."""
     pack_tokens: int | None = None
-    """Waiting prompts share a pass while they have at most so many tokens to compute together; None: one prompt a pass."""
+    """Waiting prompts share a pass while they have at most so many tokens to compute together, the first chosen by the queue
+    order, the others in order of placement; None: one prompt a pass."""
 
     def __post_init__(self) -> None:
         for name in ("count", "stages"):
@@ -24,6 +26,11 @@ class SimPrefillConfig:
         for name in ("chunk_tokens", "pack_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"cluster.prefill.{name}={getattr(self, name)} must be at least 1, or null")
+        if self.pack_tokens is not None and self.chunk_tokens is not None and self.pack_tokens > self.chunk_tokens:
+            raise UserError(
+                f"cluster.prefill.pack_tokens={self.pack_tokens} is more than chunk_tokens={self.chunk_tokens}: prompts that "
+                "share a pass are one chunk"
+            )
         if self.stages > 1 and self.chunk_tokens is None:
             raise UserError(
                 f"cluster.prefill.stages={self.stages} needs cluster.prefill.chunk_tokens: chunks fill the pipeline"
@@ -50,6 +57,10 @@ class SimHostPoolConfig:
     blocks: int | None = 5859
     """Blocks of DRAM cache at each prefill instance; 5,859 of 512 tokens are the paper's 3 M tokens. None: no limit."""
 
+    def __post_init__(self) -> None:
+        if self.blocks is not None and self.blocks < 0:
+            raise UserError(f"cluster.host_pool.blocks={self.blocks} must be 0 or more, or null")
+
 
 @dataclass(frozen=True)
 class DiskConfig:
@@ -60,7 +71,7 @@ class DiskConfig:
     """bytes / s, read; 6 GB/s is what a PCIe 4 SSD gives."""
 
     def __post_init__(self) -> None:
-        if self.blocks < 0 or not self.bandwidth > 0:
+        if self.blocks < 0 or (self.blocks and not self.bandwidth > 0):
             raise UserError(f"cluster.disk.blocks={self.blocks} must be 0 or more and bandwidth={self.bandwidth} more than 0")
 
 
@@ -160,8 +171,26 @@ class SimClusterConfig:
         ):
             if getattr(self, name) not in known:
                 raise UserError(f"cluster.{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
+        if self.loading != "free" and self.prefill.chunk_tokens is not None:
+            raise UserError(
+                f"cluster.loading={self.loading} counts loading a prefix once a prompt, so it cannot be used with "
+                f"cluster.prefill.chunk_tokens={self.prefill.chunk_tokens}"
+            )
+        if self.coupled is not None and (self.loading != "free" or self.disk.blocks):
+            raise UserError("cluster.loading and cluster.disk do not apply to coupled instances, which cache in device memory")
+        self._check_accidents()
         if self.tries < 1 or self.role_switch_s < 0:
             raise UserError(f"cluster.tries={self.tries} must be at least 1 and role_switch_s={self.role_switch_s} at least 0")
+
+    def _check_accidents(self) -> None:
+        slow = [one.instance for one in self.slow]
+        if len(set(slow)) < len(slow):
+            raise UserError(f"cluster.slow names an instance twice: {', '.join(slow)}")
+        until: dict[str, float] = {}
+        for failure in sorted(self.failures, key=lambda one: one.at):
+            if failure.at < until.get(failure.instance, 0.0):
+                raise UserError(f"cluster.failures: {failure.instance} fails at {failure.at} s, when it is dead already")
+            until[failure.instance] = inf if failure.seconds is None else failure.at + failure.seconds
 
 
 @dataclass(frozen=True)
@@ -172,11 +201,9 @@ class Rates:
     """Of one node's network interfaces, each way. 4 × 200 Gbit/s gave the paper's Transfer Engine 87 GB/s (FAST Fig 12)."""
     load: float = 100e9
     """DRAM to device (FAST Fig 14: 0.42 s for 128k tokens of 320 KB)."""
-    store: float = 100e9
-    """Device to DRAM."""
 
     def __post_init__(self) -> None:
-        for name in ("node", "load", "store"):
+        for name in ("node", "load"):
             if not getattr(self, name) > 0:
                 raise UserError(f"a bandwidth of {getattr(self, name)} bytes/s ({name}) must be more than 0")
 

@@ -66,7 +66,6 @@ class DecodeInstance:
         self._held = 0
         self._queue: deque[Job] = deque()
         self._in_dram: list[tuple[float, int, Job]] = []
-        self.busy_s = 0.0
 
     def expect(self, job: Job) -> None:
         """The request is placed here; its KV will come."""
@@ -103,7 +102,6 @@ class DecodeInstance:
         if self.batch:
             steps = steps_within(self._first, self._rise, now - self._start)
             self.log.steps += steps
-            self.busy_s += now - self._start
         self.assigned = self.outside = self.batch = self._context = self._held = 0
         self._next_change = inf
         for waiting in (self._leaves, self._arrivals, self._in_dram, self._queue):
@@ -183,8 +181,6 @@ class DecodeInstance:
         here = log.steps
         batch = self.batch
         context = self._context + batch * steps
-        if batch:
-            self.busy_s += time - self._start
         while leaves and leaves[0][0] == here:
             job = heappop(leaves)[2]
             batch -= 1

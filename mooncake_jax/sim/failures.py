@@ -53,6 +53,8 @@ class Failures:
             for job in self._sim.jobs.values()
             if job.prefill == index and job.finish is not None and not self._sim.ledger.sent[job.number] <= now
         ]
+        for job in instance.running:
+            self._sim.ledger.prefill_s[job.number] += job.compute * min((now - job.start) / job.service, 1.0)
         for job in waiting:
             self._sim.stage.lose(job, instance, now)
         for job in [*waiting, *sending]:
@@ -97,6 +99,7 @@ class Failures:
         del_job = self._sim.jobs.pop(job.serial, None)
         number, request = job.number, job.request
         self._sim.ledger.sent[number] = nan
+        self._sim.cancel_transfers(job, now)
         if self._sim.ledger.placements[number] >= self._sim.config.tries:
             self._sim.end(number, Status.FAILED, now, f"lost its instance {self._sim.config.tries} times")
             return

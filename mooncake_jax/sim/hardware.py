@@ -29,7 +29,7 @@ def pipeline(stage_free: list[float], start: float, chunks: list[float]) -> list
 
 
 class Pipelined:
-    """An estimator for pipelined groups: a prompt takes what it takes through an empty pipeline."""
+    """An estimator for chunked prefill: a prompt takes what its chunks take through an empty pipeline, of one stage or more."""
 
     def __init__(self, inner: HardwareModel, stages: int, chunk_tokens: int):
         self._inner, self._stages, self._chunk_tokens = inner, stages, chunk_tokens

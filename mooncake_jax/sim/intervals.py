@@ -42,8 +42,10 @@ def busy(result: Outcome, names: list[str], prefill_count: int) -> Mapping[str, 
         for index in range(max(prefill_count, int(columns.prefill.max(initial=-1)) + 1))
         if f"prefill-{index}" not in names and prefill_count
     }
-    for name, segments in zip(names, result.segments):
+    for index, (name, segments) in enumerate(zip(names, result.segments)):
         mine = decode_intervals(segments)
+        if not prefill_count:  # coupled instances also prefill, while others decode or none does
+            mine = np.concatenate([mine, computing[done & (columns.prefill == index)]])
         found[name] = mine if name not in found else np.concatenate([found[name], mine])
     return found
 
@@ -68,13 +70,15 @@ def gauges(columns: RequestColumns) -> Iterator[dict[str, float]]:
         }
 
 
-def records(columns: RequestColumns, start: float, end: float) -> list[RequestRecord]:
+def records(columns: RequestColumns, start: float, end: float, coupled: bool = False) -> list[RequestRecord]:
     """The requests under way between `start` and `end` (s), with spans and without token times: what a timeline shows."""
     found = []
     spans = stages(columns)
     for i in np.flatnonzero((columns.arrival < end) & (columns.finished > start)):
         i = int(i)
         prefill, decode = f"prefill-{columns.prefill[i]}", f"decode-{columns.decode[i]}"
+        if coupled:
+            prefill = decode = f"coupled-{columns.prefill[i]}"
         where = {"queue": prefill, "fetch": prefill, "compute": prefill}
         mine = tuple(
             Span(name, float(rows[i, 0]), float(rows[i, 1]), where.get(name, decode))

@@ -1,6 +1,7 @@
 """One request on its way through the simulated cluster, and whatever else makes blocks."""
 
 from collections.abc import Callable
+from typing import Any
 
 from mooncake_jax.types import Request
 
@@ -57,6 +58,7 @@ class Job(Maker):
         "serial",
         "service",
         "start",
+        "transfers",
     )
 
     def __init__(self, number: int, request: Request, serial: int, placed: float, prefill: int):
@@ -96,5 +98,7 @@ class Job(Maker):
         """When the last byte of KV has reached the decode instance's node, where transfers share the network."""
         self.joined_step = -1
         """Number of its first decode step at its instance."""
+        self.transfers: list[Any] = []
+        """Its transfers on a shared network, to be cancelled if it is lost."""
         self.run = -1
         """Its entry in the ledger of runs."""

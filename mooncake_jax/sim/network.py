@@ -75,7 +75,8 @@ class Network:
     def _wake(self, now: float, version: int) -> None:
         if version != self._version:
             return
-        soonest = min(one.left / one.rate for one in self._active)
+        # What is left may be a rounding error below nothing.
+        soonest = max(min(one.left / one.rate for one in self._active), 0.0)
         ended = [one for one in self._active if one.left / one.rate <= soonest * (1 + 1e-12)]
         self._progress(now)
         self._active = [one for one in self._active if one not in ended]

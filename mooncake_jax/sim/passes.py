@@ -116,12 +116,12 @@ class QueuedStage:
                 job.cached = job.own_tokens
                 arrived(time)
             elif not waiting and job.ready is None and not job.lost:
-                self._move(nbytes, source.index, instance.index, time, arrived)
+                self._move(nbytes, source.index, instance.index, time, arrived, job)
 
         for maker in list(waiting):
             maker.then(lambda time, maker=maker: made(time, maker))
         if not waiting:
-            self._move(nbytes, source.index, instance.index, now, arrived)
+            self._move(nbytes, source.index, instance.index, now, arrived, job)
 
     def _await_copies(self, job: Job, instance: PrefillInstance, copies: dict[Maker, None]) -> None:
         """Blocks that are on their way here by order come before the prefill that counts on them."""
@@ -137,9 +137,19 @@ class QueuedStage:
         for maker in list(copies):
             maker.then(lambda time, maker=maker: came(time, maker))
 
-    def _move(self, nbytes: int, source: int, target: int, now: float, arrived: Callable[[float], None]) -> None:
+    def _move(
+        self,
+        nbytes: int,
+        source: int,
+        target: int,
+        now: float,
+        arrived: Callable[[float], None],
+        job: Job | None = None,
+    ) -> None:
         if self._network is not None:
-            self._network.send(now, ("prefill", source), ("prefill", target), nbytes, arrived)
+            transfer = self._network.send(now, ("prefill", source), ("prefill", target), nbytes, arrived)
+            if job is not None:
+                job.transfers.append(transfer)
         else:
             self._events.later(now + self._hardware.transfer_s(nbytes, source, target), arrived)
 
@@ -162,7 +172,6 @@ class QueuedStage:
         seconds = [slow * chunk for chunk in self._pass_seconds(jobs)]
         instance.stage_free = pipeline(instance.stage_free, now, seconds)
         end, compute = instance.stage_free[-1], sum(seconds)
-        instance.busy_s += instance.stage_free[0] - now
         for job in jobs:
             # A pass costs each of its prompts the share that it would cost alone.
             own = self._hardware.prefill_s(job.input_tokens, job.cached)
@@ -245,9 +254,7 @@ class QueuedStage:
 
     def _occupancy(self, job: Job) -> float:
         """Seconds for which a job is thought to keep the first stage busy."""
-        if self._config.stages == 1:
-            return self._estimator.prefill_s(job.input_tokens, job.cached)
-        chunks = chunk_seconds(self._hardware, job.input_tokens, job.cached, self._config.chunk_tokens)
+        chunks = chunk_seconds(self._estimator, job.input_tokens, job.cached, self._config.chunk_tokens)
         return sum(chunks) / self._config.stages
 
     def _plan(self, instance: PrefillInstance, now: float) -> None:

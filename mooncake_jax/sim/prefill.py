@@ -27,7 +27,6 @@ class PrefillInstance:
         """When each stage of the pipeline is done with what has entered it."""
         self.alive = True
         self.draining = False
-        self.busy_s = 0.0
 
     @property
     def idle(self) -> bool:
@@ -71,7 +70,6 @@ class CertainStage:
         job.compute = job.service = compute = self._hardware.prefill_s(job.input_tokens, job.cached)
         job.start = start
         job.planned = instance.clear_at = start + compute
-        instance.busy_s += compute
         self._events.at(job.planned, Order.PREFILLED, job.serial, self._prefilled, job)
         job.fetch_wait = start - begin
 

@@ -157,7 +157,7 @@ def test_an_order_of_the_queue_that_only_the_simulator_knows(script: Script):
         ("cluster.prefill.count=0", "count, mesh.tensor and mesh.stage must be at least 1"),
         ("cluster.block_size=10", "engine.block_size=10 must be a whole number of pages"),
         ("cluster.engine.block_size=32", "set cluster.block_size alone"),
-        ("cluster=none", "there is no cluster/none; choose from demo, pipeline, small"),
+        ("cluster=none", "there is no cluster/none; choose from demo, paper_8p8d, pipeline, small, vllm_16"),
         ("conductor.pairing=random", "a class is chosen from its group with a slash"),
         ("slo.ttft=0", "both must be more than 0"),
         ("workload.limit=[1", "workload.limit=[1 cannot be read"),

@@ -40,7 +40,7 @@ from mooncake_jax.types import SLO, Request, Status
 from tests.sim.plain import LLAMA3_70B, PAPER_SLO
 
 COST = ClosedForm(0.0, 1.0, 0.0, 1.0, 0.0, 0.125, 4.0)
-RATES = Rates(node=4.0, load=8.0, store=16.0)
+RATES = Rates(node=4.0, load=8.0)
 LLAMA = ClosedForm()
 """LLaMA3-70B on eight A800s."""
 LLAMA_KV_BYTES = int(LLAMA3_70B.kv_bytes)

@@ -130,14 +130,14 @@ def test_log_and_runs_grow_with_changes_not_with_tokens():
     simulation = simulation_of(CoupledCase(rows, PlainCoupled(1, COST, block_size=16)))
     ledger = simulation.run()
     assert len(simulation.logs[0].segments().first) <= 3 * 20
-    assert len(ledger.run_end) == len(ledger.gap_s) == 20
+    assert len(ledger.runs) == len(ledger.gaps) == 20
 
 
 @pytest.mark.parametrize(
     ("config", "requests", "message"),
     [
         ({"coupled": None}, [], "coupled is null"),
-        ({"slow": (Slow(),)}, [], "do not apply"),
+        ({"slow": [Slow()]}, [], "do not apply"),
         ({}, [Request("late", 1.0, 4, 1), Request("early", 0.0, 4, 1)], "in order of arrival"),
         ({}, [Request("big", 0.0, 90, 20)], "request big of 90 \\+ 20 tokens never fits"),
     ],

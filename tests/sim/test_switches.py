@@ -172,7 +172,7 @@ def test_transfers_to_one_decode_instance_share_its_network(sending, first):
 
 def test_a_request_rejected_after_prefill_does_not_decode_when_its_kv_arrives_late():
     rows = requests(*[(0, 8, 9)] * 4)
-    slow = Rates(node=0.5, load=8.0, store=8.0)
+    slow = Rates(node=0.5, load=8.0)
     config = cluster(4, contention=True)
     done = run(rows, config, admission=StageByStage(), slo=SLO(100.0, 3.5), rates=slow)
     assert done.status.count(Status.REJECTED) == 2
@@ -513,7 +513,7 @@ HARDWARE = ClosedForm(
     DECIMALS.decode_token,
     DECIMALS.bandwidth,
 )
-SMALL_RATES = Rates(node=DECIMALS.bandwidth, load=DECIMALS.h2d, store=DECIMALS.h2d)
+SMALL_RATES = Rates(node=DECIMALS.bandwidth, load=DECIMALS.h2d)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -556,12 +556,14 @@ def cluster_settings(draw: Callable) -> dict:
     stages = draw(st.sampled_from([1, 1, 3]))
     times = st.floats(0.0, 2.0, allow_nan=False)
     failures = st.builds(Failure, st.sampled_from(names), times, st.sampled_from([None, 0.05, 0.3, 1.0]))
+    slow = st.builds(Slow, st.sampled_from(names), st.sampled_from([0.5, 3.0]))
+    chunk = draw(st.sampled_from([16, 64])) if stages > 1 else draw(st.sampled_from([None, 40]))
     return dict(
         prefill=prefill,
         decode=decode,
         stages=stages,
-        chunk=draw(st.sampled_from([16, 64])) if stages > 1 else draw(st.sampled_from([None, 40])),
-        pack=draw(st.sampled_from([None, 100, 400])),
+        chunk=chunk,
+        pack=draw(st.sampled_from([None, 100, 400] if chunk is None else [None, chunk])),
         capacity=draw(st.sampled_from([None, 50, 500])),
         blocks=draw(st.sampled_from([3, 20, None])),
         disk=DiskConfig(draw(st.sampled_from([0, 10])), 20000.0),
@@ -569,8 +571,8 @@ def cluster_settings(draw: Callable) -> dict:
         first_token=draw(st.sampled_from(["decode", "prefill"])),
         sending=draw(st.sampled_from(["layerwise", "serial"])),
         contention=draw(st.booleans()),
-        failures=draw(st.lists(failures, max_size=4)),
-        slow=draw(st.lists(st.builds(Slow, st.sampled_from(names), st.sampled_from([0.5, 3.0])), max_size=2)),
+        failures=draw(st.lists(failures, max_size=4, unique_by=lambda one: one.instance)),
+        slow=draw(st.lists(slow, max_size=2, unique_by=lambda one: one.instance)),
         role_switch_s=draw(st.sampled_from([0.0, 0.1])),
         tries=draw(st.sampled_from([1, 2, 5])),
     )
