@@ -141,13 +141,13 @@ def assert_equal(case: Case | CoupledCase) -> None:
             np.testing.assert_array_equal(real[name], expected, err_msg=name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(small_cases())
 def test_small_clusters_decide_and_time_every_request_alike(case):
     assert_equal(case)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(small_coupled_cases())
 def test_small_coupled_clusters_time_every_request_alike(case):
     assert_equal(case)
@@ -173,7 +173,7 @@ def test_coupled_instances_time_the_head_of_a_published_trace_alike(cluster):
     assert_equal(CoupledCase(trace_head(published_trace("conversation"), 2000), cluster))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(small_cases())
 def test_queueing_jobs_where_a_placement_settles_everything_changes_no_bit(case):
     settled, queued = simulate_real(case), simulate_real(case, certain=False)
