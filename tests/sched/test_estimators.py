@@ -38,11 +38,11 @@ def test_arrays_are_estimated_element_by_element(estimator: Estimator):
 
 
 def test_coefficients_out_of_range_are_refused_by_name():
-    with pytest.raises(UserError, match=r"estimator\.prefill_per_token is -1"):
+    with pytest.raises(UserError, match="prefill_per_token of the closed-form cost model is -1"):
         ClosedForm(prefill_per_token=-1)
-    with pytest.raises(UserError, match=r"estimator\.bandwidth is 0"):
+    with pytest.raises(UserError, match="bandwidth of the closed-form cost model is 0"):
         ClosedForm(bandwidth=0)
-    with pytest.raises(UserError, match=r"estimator\.latency is inf"):
+    with pytest.raises(UserError, match="latency of the closed-form cost model is inf"):
         ClosedForm(latency=math.inf)
     with pytest.raises(UserError, match=r"estimator\.smoothing is 0"):
         Measured(smoothing=0)
