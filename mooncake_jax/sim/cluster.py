@@ -56,6 +56,8 @@ class Simulation:
     Raises UserError for failures and slow instances that are not of the cluster, and for requests out of order.
     """
 
+    decode_type = DecodeInstance
+
     def __init__(
         self,
         config: SimClusterConfig,
@@ -152,7 +154,7 @@ class Simulation:
         return PrefillInstance(index, cache, self.config.prefill.stages)
 
     def new_decode(self, index: int) -> DecodeInstance:
-        instance = DecodeInstance(
+        instance = self.decode_type(
             f"decode-{index}",
             len(self.logs),
             self.hardware,

@@ -86,6 +86,8 @@ class TwinStage(QueuedStage):
 class Twin(Simulation):
     """A simulation as a live cluster behaves. `prefill_pace` and `decode_pace` are drawn from for every pass and step."""
 
+    decode_type = TwinDecode
+
     def __init__(self, *args: Any, lookahead: int, prefill_pace: Pace, decode_pace: Pace, **kwargs: Any):
         self._lookahead, self._decode_pace = lookahead, decode_pace
         super().__init__(*args, **kwargs)
@@ -102,19 +104,8 @@ class Twin(Simulation):
         self.stage.behave(prefill_pace, self._decoding)
 
     def new_decode(self, index: int) -> TwinDecode:
-        instance = TwinDecode(
-            f"decode-{index}",
-            len(self.logs),
-            self.hardware,
-            self._joined,
-            self._decoded,
-            self._load_s,
-            self.config.decode.capacity_tokens,
-            first_at_prefill=self.at_prefill,
-        )
+        instance = super().new_decode(index)
         instance.behave(self._lookahead, self._decode_pace, self._prefilling)
-        self.logs.append(instance.log)
-        self.names.append(instance.name)
         return instance
 
     def _decoding(self, now: float) -> bool:
