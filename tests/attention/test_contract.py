@@ -7,6 +7,7 @@ from cases import BOUNDS, Case, expected, make, relative_error
 from interpret import IMPLEMENTATIONS
 
 from mooncake_jax.attention import chunked_prefill, paged_decode
+from mooncake_jax.attention.contract import Options, check
 
 DECODE = Case(lengths=(0, 1, 15, 16, 17, 100, 3), max_pages=9)
 SPREAD = Case(lengths=(2, 200, 33), max_pages=20)
@@ -59,15 +60,19 @@ def test_what_nothing_can_compute_is_named_with_the_shapes():
 
 
 def test_arrays_that_do_not_fit_are_refused_with_their_shapes():
-    q, kv, lengths, table = small()
-    starts = jnp.array([0, 1], jnp.int32)
-    with pytest.raises(ValueError, match=r"q float32\[1, 2, 32\].*of the same dim"):
-        paged_decode(q[..., :32], kv, lengths, table)
+    q, kv, lengths, table = small(kv_heads=2)
+    starts, plain = jnp.array([0, 1], jnp.int32), Options(1.0)
+    with pytest.raises(ValueError, match=r"q float32\[1, 3, 64\].*must be a whole multiple of KV heads"):
+        paged_decode(q[:, :3], kv, lengths, table)
+    with pytest.raises(ValueError, match=r"q float32\[1, 4, 32\].*of the same dim"):
+        check(q[..., :32], kv, None, plain)
     with pytest.raises(ValueError, match="come with kv_scales"):
         chunked_prefill(q, kv.astype(jnp.int8), starts, lengths, table)
-    with pytest.raises(ValueError, match=r"kv_scales must be \[pages, kv_rows\] = \[4, 2\], not \[4, 1\]"):
-        paged_decode(q, kv.astype(jnp.int8), lengths, table, kv_scales=jnp.ones((4, 1)))
+    with pytest.raises(ValueError, match=r"kv_scales must be \[pages, kv_rows\] = \[4, 4\], not \[9, 4\]"):
+        check(q, kv.astype(jnp.int8), jnp.ones((9, 4)), plain)
+    with pytest.raises(ValueError, match="kv_scales must be float32, not bfloat16"):
+        check(q, kv.astype(jnp.int8), jnp.ones((4, 4), jnp.bfloat16), plain)
     with pytest.raises(ValueError, match="window=0 must be at least 1"):
         paged_decode(q, kv, lengths, table, window=0)
-    with pytest.raises(ValueError, match="soft_cap=0.0 must be above 0"):
+    with pytest.raises(ValueError, match=r"soft_cap=0\.0 must be above 0"):
         paged_decode(q, kv, lengths, table, soft_cap=0.0)
