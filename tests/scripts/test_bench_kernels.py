@@ -18,7 +18,8 @@ def test_every_row_has_its_time_beside_a_copy_and_a_matrix_product(tmp_path):
     assert ended.returncode == 0, ended.stderr
     found = json.loads((tmp_path / "out" / "bench_kernels.json").read_text())
     assert ended.stdout.splitlines()[-1] == str(tmp_path / "out" / "bench_kernels.json")
-    assert found["copy_bytes_per_s"] > 0 and found["matmul_flops_per_s"] > 0
+    assert found["copy_bytes_per_s"] > 0
+    assert found["matmul_flops_per_s"] > 0
     assert [row["implementation"] for row in found["rows"]] == ["ours: xla"] * 2
     for work, row in zip(found["batches"], found["rows"], strict=True):
         size = 1 if work["kv_dtype"] else 4
@@ -29,5 +30,6 @@ def test_every_row_has_its_time_beside_a_copy_and_a_matrix_product(tmp_path):
 
 def test_a_name_that_no_batch_has_is_refused(tmp_path):
     ended = bench(tmp_path, "--only", "training")
-    assert ended.returncode == 1 and "no batch is named like 'training': decode 8 x 512" in ended.stderr
+    assert ended.returncode == 1
+    assert "no batch is named like 'training': decode 8 x 512" in ended.stderr
     assert not (tmp_path / "out").exists()
