@@ -32,7 +32,7 @@ from mooncake_jax.sim.twin import Pace, Twin
 from mooncake_jax.types import Request, Role
 
 State = tuple[bool, bool]
-"""Whether the other role works meanwhile, and whether a request joins the batch."""
+"""Whether the other role works most of the time, and whether a request joins the batch."""
 
 METRICS = ("ttft", "tbt", "e2e")
 STATISTICS = {"mean": np.mean, "P90": lambda values: np.percentile(values, 90)}
@@ -47,8 +47,8 @@ class Work:
     """A pass or a step."""
 
     sample: PrefillSample | DecodeSample
-    beside: bool
-    """Whether an instance of the other role was working when it began."""
+    shared: float
+    """Seconds of it during which an instance of the other role was working."""
     joined: bool
     """Whether a request joined the batch with this step, whose KV was loaded first. False for passes."""
 
@@ -152,13 +152,13 @@ def _when(path: Path, samples: Sequence[Sample]) -> list[Work]:
         last: dict[str, tuple[float, int]] = {}
         for end, length, name, where in spans[role]:
             sample = next(left) if length < 0 else _instant(sample, name)
-            beside = bool(((others[:, 0] <= end + length) & (end + length < others[:, 1])).any())
+            both = np.minimum(others[:, 1], end) - np.maximum(others[:, 0], end + length)
             joined = False
             if isinstance(sample, DecodeSample):
                 idle_since, batch = last.get(where, (-math.inf, 0))
                 joined = sample.batch > batch or end + length > idle_since + 1e-6
                 last[where] = end, sample.batch
-            found.append(Work(sample, beside, joined))
+            found.append(Work(sample, min(float(both[both > 0].sum()), -length), joined))
     return found
 
 
@@ -239,11 +239,26 @@ class EngineModel:
         return line.seconds + line.seconds_per_token * context
 
 
+def _beside(work: Work) -> bool:
+    return 2 * work.shared > work.sample.seconds
+
+
+def sharing(work: Sequence[Work], model: EngineModel, pace: Mapping[State, float]) -> float:
+    """How many times longer what decode steps do beside a pass takes than alone, given their mean paces alone.
+
+    Steps began and ended with passes or without, so of each what would have been left for its time alone is what it did beside.
+    """
+    steps = [one for one in work if one.shared]
+    done = sum(pace[False, one.joined] * model.seconds(one.sample) - (one.sample.seconds - one.shared) for one in steps)
+    shared = sum(one.shared for one in steps)
+    return max(shared / done, 1.0) if len(steps) >= _FEW and done > 0 else 1.0
+
+
 class Scatter:
     """Draws how much longer or shorter than the model a pass or step takes, out of what was measured.
 
-    Apart for work beside that of the other role and without, and for steps that requests join, where each was measured often
-    enough. A busy machine is slow for a while, and what was late is followed by what was early, so stretches of `RUN`
+    Apart for work most of which was beside that of the other role, and for steps that requests join, where each was measured
+    often enough. A busy machine is slow for a while, and what was late is followed by what was early, so stretches of `RUN`
     measurements on the mean are drawn. Factors are scaled so that the model times their mean is the sum of the times measured.
     """
 
@@ -257,7 +272,7 @@ class Scatter:
         predicted = np.array([model.seconds(one.sample) for one in work])
         for state in itertools.product((False, True), (False, True)):
             joined = np.array([one.joined == state[1] for one in work])
-            both = joined & np.array([one.beside == state[0] for one in work])
+            both = joined & np.array([_beside(one) == state[0] for one in work])
             chosen = next(pool for pool in (both, joined, np.ones_like(both)) if pool.sum() >= _FEW or pool.all())
             factors = seconds[chosen] / predicted[chosen]
             self._pools[state] = factors * (seconds[chosen].sum() / predicted[chosen].sum() / factors.mean())
@@ -311,12 +326,14 @@ def predict(fit: LiveRun, run: LiveRun, draws: int = 20, seed: int = 0) -> list[
     model = EngineModel(fit)
     rng = np.random.default_rng(seed)
     paces = scatter(fit, model, rng)
+    steps = [work for work in fit.work if isinstance(work.sample, DecodeSample)]
+    shared = sharing(steps, model, paces["decode"].means())
     simulated: dict[tuple[str, str], list[float]] = {}
     due = np.array([request.arrival for request in run.requests])
     for _ in range(draws):
         lag = rng.choice(fit.lags, len(due)) if len(fit.lags) else np.zeros(len(due))
         placed = np.maximum.accumulate(due + lag)
-        columns = _simulate(run, placed, model, paces)
+        columns = _simulate(run, placed, model, paces, shared)
         late = {"ttft": placed - due, "tbt": np.zeros(len(due)), "e2e": placed - due}
         for metric in METRICS:
             values = (getattr(columns, metric) + late[metric])[columns.completed]
@@ -328,7 +345,9 @@ def predict(fit: LiveRun, run: LiveRun, draws: int = 20, seed: int = 0) -> list[
     ]
 
 
-def _simulate(run: LiveRun, placed: np.ndarray, model: EngineModel, paces: Mapping[str, Pace]) -> report.RequestColumns:
+def _simulate(
+    run: LiveRun, placed: np.ndarray, model: EngineModel, paces: Mapping[str, Pace], shared: float
+) -> report.RequestColumns:
     settings = run.settings
     policies = settings.conductor
     if isinstance(make(policies.estimator, "conductor.estimator", Estimator), Learning):
@@ -345,5 +364,6 @@ def _simulate(run: LiveRun, placed: np.ndarray, model: EngineModel, paces: Mappi
         lookahead=settings.cluster.engine.lookahead,
         prefill_pace=paces["prefill"],
         decode_pace=paces["decode"],
+        decode_sharing=shared,
     )
     return outcome(requests, twin.run(), twin.logs).columns

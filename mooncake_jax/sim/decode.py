@@ -207,12 +207,16 @@ class DecodeInstance:
             if line is None:
                 line = self._lines[batch] = self._line(batch)
             self._rise = line.seconds_per_token * batch * self._slowdown
-            self._first = (line.seconds + line.seconds_per_token * context) * self._slowdown
+            self._first = self._lasting(time, (line.seconds + line.seconds_per_token * context) * self._slowdown)
             log.open(time, self._first, self._rise)
             if joined is not None:
                 second = time + self._first
                 for job, loaded in joined:
                     self._joined(job, self.life, loaded, second)
+
+    def _lasting(self, time: float, seconds: float) -> float:
+        """How long a step takes that begins at `time` and would take `seconds` alone on its machine."""
+        return seconds
 
     # --- a bound on memory ------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ Beyond `Simulation` it knows three things that count where a step takes no longe
 
 - the engine dispatches `lookahead` decode steps ahead, so a request joins so many steps after its KV has come, less one;
 - a pass computes all its prompts at once, and its cost follows from their tokens together;
-- every pass and step takes a factor of its own, which may depend on whether the other role is at work and on whether a request
-  joins: instances that share the cores of a machine slow each other down, and nothing takes the same time twice.
+- instances that share the cores of a machine slow each other down, a decode step for as long as the pass beside it lasts, and
+  nothing takes the same time twice: every pass and step takes a factor of its own.
 """
 
 from collections.abc import Callable
@@ -20,21 +20,22 @@ from mooncake_jax.sim.passes import QueuedStage
 from mooncake_jax.sim.prefill import PrefillInstance
 
 Pace = Callable[[bool, bool], float]
-"""Factor on the next pass or step, given whether the other role works as it begins, and whether a request joins the batch."""
+"""Factor on the next pass or step: of a pass given whether decode works as it begins, of a step given whether requests join."""
 
 
 class TwinDecode(DecodeInstance):
     """Steps one by one: as a loop,
 
     while True:
-        step lasts pace * decode_step_s(batch, context)
+        alone = pace * decode_step_s(batch, context)
+        step lasts `alone`, and of it what is done while a prefill instance works takes `sharing` times as long
         batch -= those that have all their tokens
         batch += requests that had arrived when `lookahead` - 1 steps fewer had ended, or all if the batch is empty
     """
 
-    def behave(self, lookahead: int, pace: Pace, beside: Callable[[float], bool]) -> None:
-        """To be called before the first request. `beside(time)` tells whether a prefill instance worked at `time`."""
-        self._pace, self._beside = pace, beside
+    def behave(self, lookahead: int, pace: Pace, sharing: float, beside: Callable[[float], float]) -> None:
+        """To be called before the first request. `beside(time)` tells how long from `time` on a prefill instance works."""
+        self._pace, self._sharing, self._beside = pace, sharing, beside
         self._begun = [float("-inf")] * lookahead
         """When the last steps began, and the next one will have."""
 
@@ -50,10 +51,14 @@ class TwinDecode(DecodeInstance):
         late = [entry for entry in self._arrivals if entry[0] > in_time]
         self._arrivals = [entry for entry in self._arrivals if entry[0] <= in_time]
         heapify(self._arrivals)
-        self._slowdown = self._pace(self._beside(time), bool(self._arrivals))
+        self._slowdown = self._pace(False, bool(self._arrivals))
         super()._change(steps, time)
         self._arrivals += late
         heapify(self._arrivals)
+
+    def _lasting(self, time: float, seconds: float) -> float:
+        shared = min(max(self._beside(time), 0.0), self._sharing * seconds)
+        return seconds + shared - shared / self._sharing
 
 
 class TwinStage(QueuedStage):
@@ -84,12 +89,17 @@ class TwinStage(QueuedStage):
 
 
 class Twin(Simulation):
-    """A simulation as a live cluster behaves. `prefill_pace` and `decode_pace` are drawn from for every pass and step."""
+    """A simulation as a live cluster behaves. `prefill_pace` and `decode_pace` are drawn from for every pass and step.
+
+    `decode_sharing`: how many times longer what a step does beside a pass takes than alone.
+    """
 
     decode_type = TwinDecode
 
-    def __init__(self, *args: Any, lookahead: int, prefill_pace: Pace, decode_pace: Pace, **kwargs: Any):
-        self._lookahead, self._decode_pace = lookahead, decode_pace
+    def __init__(
+        self, *args: Any, lookahead: int, prefill_pace: Pace, decode_pace: Pace, decode_sharing: float = 1.0, **kwargs: Any
+    ):
+        self._lookahead, self._decode_pace, self._sharing = lookahead, decode_pace, decode_sharing
         super().__init__(*args, **kwargs)
         self.stage = TwinStage(
             self.hardware,
@@ -105,7 +115,7 @@ class Twin(Simulation):
 
     def new_decode(self, index: int) -> TwinDecode:
         instance = super().new_decode(index)
-        instance.behave(self._lookahead, self._decode_pace, self._prefilling)
+        instance.behave(self._lookahead, self._decode_pace, self._sharing, self._prefilling)
         return instance
 
     def _decoding(self, now: float) -> bool:
@@ -113,5 +123,5 @@ class Twin(Simulation):
             instance.advance(now)
         return any(instance.batch for instance in self.decode)
 
-    def _prefilling(self, time: float) -> bool:
-        return any(start <= time < end for start, end in self.stage.worked[-16:])
+    def _prefilling(self, time: float) -> float:
+        return max((end - time for start, end in self.stage.worked[-16:] if start <= time), default=0.0)

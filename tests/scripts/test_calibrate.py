@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_jax.calibrate import EngineModel, LiveRun, Scatter, Work, bucket, read_run, twin_config
+from mooncake_jax.calibrate import EngineModel, LiveRun, Scatter, Work, bucket, read_run, sharing, twin_config
 from mooncake_jax.config import ClusterSettings, ReplaySettings
 from mooncake_jax.report import columns_of
 from mooncake_jax.sched import DecodeSample, HardwareModel, PrefillSample
@@ -30,7 +30,7 @@ def passes_and_steps() -> list[Work]:
     steps = [
         DecodeSample(n, 100 * n, 0.02 + 0.005 * size) for n, size in ((1, 1), (2, 2), (3, 4), (4, 4), (6, 8)) for _ in "ab"
     ]
-    return [Work(sample, False, False) for sample in [*passes, *steps]]
+    return [Work(sample, 0.0, False) for sample in [*passes, *steps]]
 
 
 SIZES = ((9, 16), (16, 16), (17, 32), (32, 32), (40, 64), (64, 64), (65, 128), (128, 128))
@@ -51,7 +51,7 @@ def test_the_model_of_scattered_times_has_their_sum():
     work = passes_and_steps() * 30
     work = [replace(one, sample=replace(one.sample, seconds=one.sample.seconds * float(rng.exponential()))) for one in work]
     # What took no time by the clock counts as well: it is a step that was harvested with the one before.
-    work += [Work(DecodeSample(1, 100, 0.0), False, False)] * 30
+    work += [Work(DecodeSample(1, 100, 0.0), 0.0, False)] * 30
     model = EngineModel(run_of(work))
     for kind in (PrefillSample, DecodeSample):
         mine = [one.sample for one in work if isinstance(one.sample, kind)]
@@ -61,7 +61,7 @@ def test_the_model_of_scattered_times_has_their_sum():
 def test_scatter_is_drawn_apart_for_each_state_and_keeps_the_sum():
     model = EngineModel(run_of(passes_and_steps()))
     work = [
-        Work(DecodeSample(1, 100, factor * 0.025), beside, joined)
+        Work(DecodeSample(1, 100, factor * 0.025), factor * 0.025 * beside, joined)
         for beside, joined, factors in ((False, False, (0.5, 0.7)), (True, False, (2.0, 3.0)), (False, True, (1.2, 1.4)))
         for factor in factors * 10
     ]
@@ -70,6 +70,16 @@ def test_scatter_is_drawn_apart_for_each_state_and_keeps_the_sum():
     assert {round(draw(True, False), 6) for _ in range(200)} == {2.0, 3.0}
     assert {round(draw(True, True), 6) for _ in range(200)} == {1.2, 1.4}  # never measured together, so joining alone decides
     assert draw.means()[True, False] == pytest.approx(2.5)
+
+
+def test_what_steps_do_beside_a_pass_is_told_from_what_they_do_alone():
+    # Alone 1 s. Of three kinds of step 0.5 s, 2 s and 1 s were beside a pass, and there things go half as fast.
+    model = EngineModel(run_of(passes_and_steps()))
+    alone = 1.0 / model.seconds(DecodeSample(1, 100, 1.0))
+    work = [Work(DecodeSample(1, 100, s), o, False) for s, o in ((1.25, 0.5), (2.0, 2.0), (1.5, 1.0)) for _ in range(5)]
+    assert sharing(work, model, {(False, False): alone}) == pytest.approx(2.0)
+    assert sharing(work[:7], model, {(False, False): alone}) == 1.0  # too few to say
+    assert sharing([], model, {(False, False): alone}) == 1.0
 
 
 def test_sizes_are_those_that_the_engine_compiles():

@@ -78,11 +78,14 @@ def test_an_instance_without_others_to_serve_begins_at_once_whatever_its_lookahe
     assert got.finished.tolist() == pytest.approx([1.0 + 2 * 0.8, 11.0 + 0.8])
 
 
-def test_steps_that_begin_while_prefill_works_take_their_own_pace():
-    # The first decodes from 1.0; the second's prefill works from 1.0 to 2.0, and then nothing does.
+def test_what_a_step_does_beside_a_pass_takes_longer():
+    # The first decodes from 1.0; the second's prefill works from 1.0 to 2.0, and beside it things go half as fast. Of a step of
+    # 0.8 s it has done 0.5 s by then; of steps of 0.4 s the first takes 0.8 s, and the second has done 0.1 s.
     requests = [Request("a", 0.0, 10, 4, (1,)), Request("b", 0.5, 10, 1, (2,))]
-    got = twin(cluster(), token_s(0.1, 0.8), requests, decode_pace=lambda beside, joined: 2.0 if beside else 1.0)
-    assert got.finished[0] == pytest.approx(1.0 + 1.6 + 0.8 + 0.8)
+    got = twin(cluster(), token_s(0.1, 0.8), requests, decode_sharing=2.0)
+    assert got.finished[0] == pytest.approx(2.3 + 0.8 + 0.8)
+    got = twin(cluster(), token_s(0.1, 0.4), requests, decode_sharing=2.0)
+    assert got.finished[0] == pytest.approx(1.0 + 0.8 + 0.5 + 0.4)
 
 
 def test_a_prefill_beside_decoding_and_a_step_that_is_joined_take_their_own_pace():
